@@ -48,7 +48,7 @@ class DecodeHalf:
         side_channels: tuple[SideChannelAddress, ...],
         page_tokens: tuple[int, ...] = (),
     ) -> None:
-        """``page_tokens``: of each KV group; empty: as in its blocks.
+        """``page_tokens``: tokens in a page of each KV group; empty: a block is one page.
 
         Raises:
             ConfigError: A file of TLS cannot be used.
@@ -83,7 +83,7 @@ def _tls_of(settings: Settings) -> MetaserverTls:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRank:
-    """One prefill worker and what its lanes write by."""
+    """One prefill worker, and the sessions by which its lanes write."""
 
     worker: PrefillWorker
     sessions: Sessions
@@ -107,14 +107,14 @@ class DecodeRank:
 
 
 def new_boot_id() -> BootId:
-    """Another one at each call: of a decode rank, or of a prefill engine, whose scheduler half asks once."""
+    """A fresh boot id: for a decode rank, or for a prefill engine, whose scheduler half asks once."""
     return BootId(uuid.uuid4().hex)
 
 
 def make_prefill_rank(
     facts: EngineFacts, memory: Memory, tokens: TokenMemory | None = None, *, device: Device | None = None
 ) -> PrefillRank:
-    """A prefill rank that can push. ``tokens``: what reshards its token-major KV, if it has any.
+    """A prefill rank that can push. ``tokens``: its token-major KV, which may have to be resharded; None: it has none.
 
     ``device``: used in place of the engine's own, for tests that watch the calls.
 
@@ -164,7 +164,7 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
 
 
 def _tested_device(facts: EngineFacts, memory: Memory, given: Device | None) -> Device:
-    """The rank's device, after all that can be checked before it serves."""
+    """The rank's device, after the self-test of machine and device. Raises: ConfigError: The self-test fails."""
     require_machine(facts.device_type, facts.settings.transfer_protocol)
     device = given or select_device(facts.device_type)
     if facts.device_type != "cpu":
@@ -174,7 +174,7 @@ def _tested_device(facts: EngineFacts, memory: Memory, given: Device | None) -> 
 
 
 def _make_reader(facts: EngineFacts, memory: Memory) -> KvReader | None:
-    """None where no content can be compared."""
+    """Reads the rank's KV to compare content; None: no content can be compared."""
     if (reader := memory.reader) is None:
         return None
     return replace(reader, loop=loop_for(memory.views, facts.settings.content_check))
@@ -186,11 +186,11 @@ def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> St
 
 
 def _make_strips(facts: EngineFacts, memory: Memory, device: Device) -> StripStaging | None:
-    """None where no strips are gathered, whatever decode engine comes."""
+    """The staging memory of the rank's strips; None: the rank gathers none, whatever decode engine comes."""
     if not (facts.settings.gathers_strips and memory.views and may_have_strips(memory.layout)):
         return None
     alignment_bytes = device.registration_alignment_bytes
-    memory.aligned_spans(alignment_bytes)  # Memory that cannot be registered is refused before any is taken.
+    memory.aligned_spans(alignment_bytes)  # Refuses KV memory that cannot be registered, before it allocates.
     staging = StagingMemory(facts.settings.strip_staging_bytes, memory.views[0].device, alignment_bytes)
     regions = enumerate(zip(memory.layout.regions, memory.views, strict=True))
     data = {at: bytes_from(view, it.base, it.span_bytes) for at, (it, view) in regions if it.has_tokens}

@@ -1,8 +1,8 @@
 """The engine's device: when a layer's KV is really in memory, and where the resharder's own work runs.
 
-    Device      events, recorded by the forward pass, looked at by lanes; opens side streams; whose an error is
-    Stream      work of its own thread; a side stream: beside the forward pass, never in its stream
-    Runtime     where an accelerator's streams come from: PyTorch, or the one of our tests that runs beside the host
+    Device      records events for the forward pass, which lanes query; opens side streams; says whose an error is
+    Stream      takes one thread's work; a side stream runs beside the forward pass, never in its stream
+    Runtime     makes an accelerator's streams: PyTorch's, or those of our tests
 
 The device is chosen once at start. On CPU a kernel has ended when its call returns, so there is nothing to order. CUDA
 and Ascend NPU are one class over PyTorch's device-generic streams. Every device and runtime passes
@@ -26,21 +26,21 @@ class StreamEvent(Protocol):
     """As ``torch.Event``."""
 
     def query(self) -> bool:
-        """Whether the stream is through with what it had been given before the event. Any thread; never waits."""
+        """Whether the stream has done all work that it was given before the event. Any thread; never waits."""
 
 
 DeviceEvent: TypeAlias = StreamEvent | None
 """None: already complete."""
 
 _OF_THE_CALL: Final = (torch.OutOfMemoryError, NotImplementedError)
-"""PyTorch raises these on an accelerator before it gives the device any work. Any other ``RuntimeError`` may be the
-device's, which tells of its work at any later call: CUDA's errors say so in their own words."""
+"""PyTorch raises these on an accelerator before it gives the device any work. Any other ``RuntimeError`` may be about
+earlier work, which a device reports at any later call: CUDA's messages say so."""
 _NPU_ALIGNMENT_BYTES: Final = 2 << 20
-"""Mooncake's ``ascend`` protocol takes memory from a multiple of 2 MiB on."""
+"""Mooncake's ``ascend`` protocol takes only memory that begins on a multiple of 2 MiB."""
 
 
 class DeviceFault(RuntimeError):
-    """The device has told of work that it has not done. It does not say whose. The device object has counted it."""
+    """The device reports work that it has not done, without saying whose. The device object has counted the error."""
 
 
 class Device(Protocol):
@@ -51,40 +51,40 @@ class Device(Protocol):
         """Registered memory must begin on a multiple of this."""
 
     def record(self) -> DeviceEvent:
-        """An event that completes when all work given to the current stream so far has. Forward thread; never waits.
+        """An event that completes with all work given to the current stream so far. Forward thread; never waits.
 
-        Raises ``DeviceFault``, as ``is_done`` does: vLLM's engine ends then, and until it has no lane says done.
+        Raises ``DeviceFault``, as ``is_done`` does. vLLM's engine then ends; until it has ended, no lane says done.
         """
 
     def enter_thread(self) -> None:
-        """First thing in a new thread that asks about events or starts a transport: the thread then works for this
-        device. Without it a thread works for the first device of the process (CUDA) or for none (NPU), also where the
-        rank has another. Raises ``DeviceFault``, as ``is_done`` does.
+        """The calling thread works for this device. A new thread that queries events or starts a transport calls this
+        first: until then it works for the process's first device (CUDA) or for none (NPU), whichever the rank has.
+        Raises ``DeviceFault``, as ``is_done`` does.
         """
 
     def is_done(self, event: DeviceEvent) -> bool:
         """Whether the event is complete. Any thread that has entered the device; never waits."""
 
     def open_stream(self, device: torch.device) -> Stream:
-        """A new side stream of ``device``. In the thread that will use it, which alone does."""
+        """A new side stream of ``device``. Only the calling thread may use it."""
 
     def is_of_its_call(self, error: Exception) -> bool:
-        """Whether only the call that raised ``error`` has failed. If not, any thread's earlier work may have."""
+        """Whether only the call that raised ``error`` has failed. If not, any thread's earlier work may have failed."""
 
     def note(self, error: Exception) -> None:
-        """Count ``error`` as a fault unless it is of its call, or counted. Any thread, once for each error."""
+        """Counts ``error`` as a fault unless it is of its call, or counted already. Any thread, once for each error."""
 
     @property
     def num_faults(self) -> int:
-        """Errors so far that may be of any thread's work. A device may tell of each once, to the thread that asks next:
-        the others only learn of it here. Any thread."""
+        """Errors so far that may be about any thread's work. A device may report each one once, to the thread that asks
+        next; other threads learn of it here only. Any thread."""
 
 
 class Stream(AbstractContextManager[object], Protocol):
     """As ``torch.Stream``. Inside its ``with`` block the thread's device work goes to this stream."""
 
     def record_event(self) -> DeviceEvent:
-        """An event that completes when all that the stream has been given so far has. Never waits."""
+        """An event that completes with all work given to this stream so far. Never waits."""
 
 
 class CpuDevice:
@@ -108,7 +108,7 @@ class CpuDevice:
         return True
 
     def note(self, error: Exception) -> None:
-        """There are no faults: an operation has failed when its call returns."""
+        """Counts nothing: on the CPU an operation fails in its own call."""
 
     @property
     def num_faults(self) -> int:
@@ -135,7 +135,7 @@ class Runtime(Protocol):
         """The stream to which this thread's device work goes."""
 
     def new_stream(self, device: torch.device) -> Stream:
-        """A stream that runs beside all others. ``device`` becomes the thread's own: a new thread has the first."""
+        """A stream that runs beside all others. ``device`` becomes the thread's own."""
 
 
 class TorchRuntime:
@@ -145,7 +145,7 @@ class TorchRuntime:
         return torch.accelerator.current_stream().device
 
     def enter_device(self, device: torch.device) -> None:
-        # PyTorch 2.11 takes no device without an index: the first of its kind, as for a new thread.
+        # PyTorch 2.11 takes no device without an index. Without one the first is meant, as in a new thread.
         torch.accelerator.set_device_index(device.index or 0)
 
     def current_stream(self) -> Stream:
@@ -160,7 +160,7 @@ class AcceleratorDevice:
     """CUDA or NPU: one event on the forward pass's stream for each layer."""
 
     def __init__(self, runtime: Runtime, registration_alignment_bytes: int) -> None:
-        """In a thread whose device is the rank's, as vLLM's worker threads are."""
+        """To be called in a thread whose current device is the rank's, such as vLLM's worker thread."""
         self.registration_alignment_bytes = registration_alignment_bytes
         self._runtime = runtime
         self._device = runtime.current_device()

@@ -22,7 +22,7 @@ class EngineFacts:
     """One engine as its connector sees it. ``kv_heads``: distinct numbers of KV heads of the whole model's layers."""
 
     engine_id: EngineId
-    """Its name in messages. Of this process: vllm-ascend gives each process of an engine another one."""
+    """Its name in messages, in this process: vllm-ascend gives each process of an engine another id."""
     role: Role
     host: str
     tp_size: int
@@ -31,7 +31,7 @@ class EngineFacts:
     settings: Settings
     secret: Secret
     groups: tuple[KvGroup, ...]
-    """Of the whole engine, in the order of its block tables."""
+    """KV groups of the whole engine, in the order of its block tables."""
     num_stages: int = 1
     dp_rank: int = 0
 
@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def reader(self) -> KvReader | None:
-        """Reads the KV by its logical places; None where no tensor was handed over."""
+        """Reads the KV by layer, head and token; None: there are no views."""
         return KvReader(self.layout, self.views) if self.views else None
 
     def aligned_spans(self, alignment_bytes: int) -> tuple[tuple[int, int], ...]:
@@ -62,7 +62,7 @@ class Memory:
         vLLM-Ascend allocates more than it needs and keeps KV from the first such address on.
 
         Raises:
-            ConfigError: KV lies outside of it.
+            ConfigError: KV lies outside of these spans.
         """
         begins = [-(-address // alignment_bytes) * alignment_bytes for address, _ in self.spans]
         ends = [address + num_bytes for address, num_bytes in self.spans]

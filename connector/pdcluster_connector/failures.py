@@ -1,7 +1,7 @@
-"""One log line and one counter for each kind of failure, with the same keys everywhere; and what else is counted.
+"""One log line and one counter for each kind of failure, with the same keys everywhere; and all other counts.
 
-``docs/operations.md`` says for each kind what the operator on call does. No token or prompt is logged, an
-address only in the words of a transport that cannot start there.
+``docs/operations.md`` says for each kind what the operator on call does. No token or prompt is logged. An address is
+logged only in the message of a transport that cannot start there.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class TransferFailure(Enum):
     SESSION_CLOSED = "session_closed"
     """A lane has closed its own transport session: a write ended badly, or not at all."""
     RESERVATION_REFUSED = "reservation_refused"
-    """A request's reservation cannot be served here: computed, but not pushed."""
+    """A request's reservation cannot be served here: the prompt is computed but not pushed."""
     LANE_FAILED = "lane_failed"
     """A decode rank cannot be reached, or refused the handshake."""
     ATTEMPT_LOST = "attempt_lost"
     """A decode rank has given an attempt up; the router decides what follows."""
     CONTENT_DIFFERS = "content_differs"
-    """Decode's content differs from what was pushed. It is pushed once more; the second time the attempt is lost."""
+    """Decode's content differs from what was pushed: it is pushed once more, or the attempt is lost."""
     RECEIVE_FAILED = "receive_failed"
     """A request's KV did not come; vLLM recomputes it or fails the request, as configured."""
     SESSION_CUT = "session_cut"
-    """A decode rank has closed the session of one prefill engine: it could not say that it had stopped writing."""
+    """A decode rank has closed the session of a prefill engine that could not say that it had stopped writing."""
     SESSION_REFUSED = "session_refused"
     """A decode rank could not open a session for a prefill engine, or not in time."""
     TRANSFER_REFUSED = "transfer_refused"
@@ -80,7 +80,7 @@ def count(name: str, amount: int = 1) -> None:
 
 
 def take_counts() -> dict[str, int]:
-    """The counts since the last call; empty mostly, and cheap then. Any thread."""
+    """The counts since the last call; mostly empty, and then without taking the lock. Any thread."""
     if not _counts:
         return {}
     with _counts_lock:

@@ -1,8 +1,8 @@
 """Posts reservations and waits for their outcomes: one asyncio thread for thousands of open calls.
 
-Every way in which a call can end becomes one ``PrefillOutcome``: a 200 with an outcome is taken as it is; any
-other status, a cut connection and the deadline are failures. Each call is sealed for the router, and the reservation in
-it for prefill: neither takes the address of KV without a seal.
+Every end of a call but ``cancel`` becomes one ``PrefillOutcome``: a 200 with an outcome is taken as it is; any other
+status, a cut connection and the deadline are failures. Each call is sealed for the router, and the reservation in it
+for prefill: neither takes the address of KV without a seal.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _CONNECT_S: Final = 5.0
 """How long a connection may take to come up: the router runs in the same cluster."""
 _CLOSE_S: Final = 2.0
 _MAX_WAITING: Final = 16384
-"""Requests whose call is open, each with a socket of its own. An engine's blocks are used up by far fewer."""
+"""Most requests with an open call, each with a socket of its own. Far fewer requests use up an engine's blocks."""
 
 
 _ALERT: Final = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
-"""In TLS 1.3 a refusal of our certificate comes behind the agreement."""
+"""In TLS 1.3 a server refuses our certificate only after our side of the handshake has ended."""
 _OURS: Final = "metaserver_cert and metaserver_key"
 _PORT: Final = "start it with --internal-tls-cert and --internal-tls-key"
 
 
 class MetaserverClient:
-    """``post``, ``cancel`` and ``close`` may be called by any one thread; only ``close`` waits."""
+    """One thread, whichever it is, calls ``post``, ``cancel`` and ``close``; only ``close`` waits."""
 
     def __init__(
         self, outcomes: deque[tuple[RequestId, PrefillOutcome]], secret: Secret, tls: MetaserverTls | None = None
@@ -55,7 +55,7 @@ class MetaserverClient:
         self._thread.start()
 
     def post(self, request_id: RequestId, url: str, said: DecodeCall, *, deadline: float) -> None:
-        """Send what is said; the outcome is appended to ``outcomes`` by ``deadline`` (monotonic seconds)."""
+        """Sends ``said``. The outcome is appended to ``outcomes`` by ``deadline`` (monotonic seconds)."""
         self._loop.call_soon_threadsafe(self._start, request_id, url, said, deadline)
 
     def cancel(self, request_id: RequestId) -> None:
@@ -113,7 +113,7 @@ class MetaserverClient:
         except aiohttp.ClientConnectorSSLError as error:
             reason = getattr(error.os_error, "reason", "") or "nonsense"
             outcome = failed(f"the router's internal port and this engine do not agree on TLS: {reason}: {_PORT}")
-        except aiohttp.ClientError as error:  # First: a connect that took too long is a TimeoutError as well.
+        except aiohttp.ClientError as error:  # Before TimeoutError: a slow connect is both.
             outcome = failed(_unreached(error))
         except TimeoutError:
             outcome = failed("the router did not say how prefill ended before the deadline")
@@ -131,7 +131,7 @@ class MetaserverClient:
         if self._tls.is_needed and not url.startswith("https://"):
             raise ProtocolError(f"this engine calls routers by https, and this one's URL is plain http: {_PORT}")
         how: dict[str, Any] = {"ssl": self._tls.context(), "server_hostname": self._tls.name}
-        how["allow_redirects"] = False  # The seal is for this router, and another address may be a plain one.
+        how["allow_redirects"] = False  # The seal is for this router; another URL may be plain http.
         async with self._own_session().post(url, data=body, headers=headers, **how) as reply:
             content = await reply.content.read(_MAX_REPLY_BYTES)
             if reply.status != 200:
@@ -143,7 +143,7 @@ class MetaserverClient:
             return decode_outcome(content)
 
     def _own_session(self) -> aiohttp.ClientSession:
-        """One session, made in the loop that uses it. Limits are per call, so the session has none."""
+        """The client's only session, made in the loop that uses it. It has no limits: each call has its deadline."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)

@@ -1,7 +1,7 @@
-"""TLS of decode's calls to the router: whom it trusts and what it shows, read again when the files change.
+"""TLS of decode's calls to the router: the authorities that decode trusts, the certificate that it shows.
 
-Files that cannot be used are refused at the engine's start, and change nothing later. With any of them no call goes in
-the clear, whatever the router's URL says.
+The files are read again when they change. At its start the engine refuses files that cannot be used; later it goes on
+with the last good ones. If a file or a name is set, no call goes in the clear, whatever the router's URL says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdcluster_protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 3.0
-"""Between two looks at the files, and only when there is a call."""
+"""Seconds between two looks at the files. Only a call looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class MetaserverTls:
         return bool(self._files.paths or self.name)
 
     def context(self) -> ssl.SSLContext | bool:
-        """For the next call: of the files as they are, or the last good ones. True: the system's authorities."""
+        """The context for the next call, from the newest good files. True: no file is set; the system's authorities."""
         if self._context is None:
             return True
         if self._now() >= self._looks_at:
@@ -77,12 +77,12 @@ class MetaserverTls:
             logger.info("metaserver tls changed")
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """Numbers that change when a file is written or replaced, also behind a link."""
+        """Numbers that change when a file, or the target of a link, is written or replaced."""
         return list(map(_state_of, self._files.paths))
 
 
 def _checked_name(name: str) -> str:
-    """As ``ssl`` takes it at each connection. Raises: ConfigError: It is none."""
+    """``name``, if ``ssl`` takes it at a connection. Raises: ConfigError: It is no DNS name or address."""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=name)
     except ValueError as error:
@@ -95,7 +95,7 @@ def _checked_name(name: str) -> str:
 def _context_of(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # An authority between, or the router's own, may be given.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # So the CA may be intermediate, or the router's certificate.
     try:
         if files.ca:
             context.load_verify_locations(files.ca)
@@ -121,7 +121,7 @@ def _words_of(error: OSError) -> str:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask at the terminal."""
+    """Without it OpenSSL would ask for a password at the terminal."""
     return ""
 
 

@@ -125,7 +125,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def gathers_strips(self) -> bool:
-        """Whether small strips may be gathered. Over TCP only: a write is a call there, and it was measured there."""
+        """Whether small strips may be gathered. Over TCP only: each write is a call there, where it was measured."""
         return self.transfer_protocol == "tcp" and self.strip_staging_bytes > 0
 
     @property
@@ -140,8 +140,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def least_reshard_timeout_s(self) -> float:
         """With less, the resharder could give up waiting for space that is about to come back.
 
-        Before it does, the parts that keep the space are given up and their writes cut, and a decode rank that never
-        answered is given up too: until then its lane takes more parts.
+        Within this time the parts that keep the space are given up and their writes cut. A decode rank that never
+        answers is given up too: until then its lane takes more parts.
         """
         return max(3 * (self.hold_s + CUT_S), 2 * (self.handshake_timeout_s + CUT_S))
 
@@ -208,7 +208,7 @@ def _check_staging(settings: Settings) -> None:
 
 
 def _cure(problem: str) -> str:
-    """Of a value that is of no choice: the choices. Else the keys."""
+    """The choices, where the value is none of a setting's choices; else the keys."""
     for field in msgspec.structs.fields(Settings):
         if f"$.{field.name}`" in problem and isinstance(field.type, type) and issubclass(field.type, Enum):
             return f"use one of {', '.join(choice.value for choice in field.type)}"

@@ -1,7 +1,7 @@
 """The side channel's sockets: ZeroMQ DEALER on prefill, ROUTER on decode.
 
-A socket is made, used and closed by one thread. Sending never waits: a full queue drops the frame and
-the sender's deadline tells, as for any lost message.
+One thread uses and closes a socket. Sending never waits: a full queue drops the frame, and the sender learns of it by
+its deadline, as with any lost message.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from pdcluster_protocol.side_channel import (
 )
 
 SILENT_S: Final = 15.0
-"""After which time a connection to a decode rank that answers no heartbeat is lost: far beyond a busy machine's delays,
-far below a request's deadline."""
+"""A connection to a decode rank that answers no heartbeat for so long is lost: far beyond a busy machine's delays, far
+below a request's deadline."""
 _HEARTBEATS: Final = 3
-"""In that time."""
+"""Heartbeats in ``SILENT_S``."""
 
 
 class Wakeup:
@@ -45,7 +45,7 @@ class Wakeup:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_closed = False
         self._fd_lock = threading.Lock()
-        """The number of a closed descriptor may be somebody else's at once."""
+        """Guards ``fd``: another file may get the number of a closed descriptor at once."""
 
     def set(self) -> None:
         """The polling thread wakes up, now or at its next poll; nothing after ``close``."""
@@ -80,7 +80,7 @@ class _Channel:
 
     def wait(self, timeout_s: float) -> None:
         """Return when a frame or a wake-up is there, or after ``timeout_s``, up to a millisecond later."""
-        # Rounded up: zmq waits in whole milliseconds, and a wait of none, again and again, burns a core.
+        # Rounded up: zmq waits in whole milliseconds, and waits of 0 ms in a row burn a core.
         if any(fd == self._wakeup.fd for fd, _ in self._poller.poll(max(0, math.ceil(timeout_s * 1000)))):
             self._wakeup.clear()
 
@@ -118,9 +118,9 @@ class Received:
 class PrefillChannel(_Channel):
     """One prefill rank's connection to one decode rank. Lane thread only.
 
-    ZeroMQ connects again by itself and says nothing of frames that were lost with a connection, so its loss is watched
-    for: by the kernel when decode's process ends, by ZMTP's own heartbeats when its machine does. Decode's ZeroMQ
-    thread answers them however busy the engine is, until 1,000 frames of a connection lie unread.
+    ZeroMQ connects again by itself and does not report frames that were lost with a connection, so this class watches
+    for the loss. The kernel shows it when decode's process ends, ZMTP's heartbeats when its machine does. Decode's
+    ZeroMQ thread answers heartbeats however busy the engine is, until 1,000 frames of a connection lie unread.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class PrefillChannel(_Channel):
         self._socket.setsockopt(zmq.IDENTITY, identity)
         interval_s = silent_s / _HEARTBEATS
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(interval_s * 1000)))
-        # It counts from the next heartbeat on.
+        # ZeroMQ counts it from the next heartbeat on.
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int((silent_s - interval_s) * 1000)))
         self._losses = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED, f"inproc://losses-{uuid.uuid4().hex}")
         self._poller.register(self._losses, zmq.POLLIN)
@@ -172,7 +172,7 @@ class PrefillChannel(_Channel):
 
 
 class DecodeChannel(_Channel):
-    """One decode rank's listening socket. Receiver thread only, but made by the thread that starts it."""
+    """One decode rank's listening socket. Receiver thread only, but another thread makes it at the start."""
 
     def __init__(self, host: str, port: int, boot_id: BootId, secret: Secret, wakeup: Wakeup) -> None:
         super().__init__(zmq.ROUTER, wakeup)

@@ -21,7 +21,7 @@ class PushTarget(msgspec.Struct, frozen=True):
     """Of each rank, stage by stage."""
     deadline_ms: int
     block_tokens: tuple[int, ...] = ()
-    """Tokens in a block of each of decode's KV groups. Empty unless KV is token-major, which alone needs it."""
+    """Tokens in a block of each of decode's KV groups; 0: recurrent state. Only token-major KV needs them."""
     page_tokens: tuple[int, ...] = ()
     """Tokens in a page, likewise."""
 
@@ -69,7 +69,7 @@ class PrefillStep(msgspec.Struct, frozen=True, tag="prefill"):
     """``preempted``: vLLM has taken these requests' blocks away and overwrites them in this step."""
 
     life: BootId
-    """Of the engine, the same in each of its steps: what all of its ranks say to decode."""
+    """The boot id that all ranks of the engine tell decode; the same in each step."""
     slices: tuple[PushSlice, ...] = ()
     preempted: tuple[RequestId, ...] = ()
 
@@ -82,9 +82,9 @@ class Expect(msgspec.Struct, frozen=True):
     deadline_ms: int
     spans: Spans
     content: ContentOrder | None = None
-    """Of a request whose content is compared."""
+    """Set if the request's content is compared."""
     is_proof: bool = False
-    """Content that differs is not pushed again: the request shall prove that pushes go well."""
+    """Whether the request shall prove that pushes go well. If its content differs it is not pushed again."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

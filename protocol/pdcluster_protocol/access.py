@@ -12,62 +12,62 @@ import msgspec
 
 
 class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
-    """One request; its cycle or page fills it in. Seconds count from its arrival, unless they say otherwise, and are
-    None where it did not come so far.
+    """One request; the router's cycle or page fills the line in. Seconds count from the request's arrival unless a
+    field says otherwise; None: the request did not come so far.
 
-    It has arrived when it is whole and its turn on its connection, or when it is refused before that.
+    A request has arrived when it was read whole and its turn on its connection has come, or when it was refused before.
     """
 
     ts: datetime | None = None
     """When it ended, UTC."""
     request_id: str = ""
-    """The one that came back as ``x-request-id``; empty for bytes that are no HTTP."""
+    """The answer's ``x-request-id``; empty for bytes that are no HTTP."""
     transfer_id: str = ""
-    """The newest one, by which trace lines and connectors' logs are joined; empty before there is one."""
+    """The newest transfer id, which trace lines and connectors' logs have too; empty: the request had none."""
     trace_id: str = ""
-    """Of the client's ``traceparent``; empty where it gave none that is valid."""
+    """Of the client's ``traceparent``; empty: the client sent no valid one."""
     client: str = ""
-    """Name of the API key that was shown; empty where none is asked for, or none was valid."""
+    """Name of the API key that the client showed; empty: the router asks for none, or the key was not valid."""
     client_address: str = ""
     """IP address of the client, as far as trusted proxies tell it: decision 0034. Empty where it is not known."""
     method: str = ""
     path: str = ""
     """Without the query."""
     model: str = ""
-    """The client's word; empty where it gave none."""
+    """As the client named it; empty: the client named none."""
     is_stream: bool | None = None
     """Whether the client asked for a stream; None: its body was not read."""
     status: int | None = None
-    """HTTP status that the client was sent; None: it left before. A stream that broke off later has 200."""
+    """HTTP status that the client was sent; None: the client left before. A stream that broke off later has 200."""
     outcome: str | None = None
-    """A label of ``pdcluster_router_requests_total``; None: a bug of the router, which its log tells."""
+    """A label of ``pdcluster_router_requests_total``; None: a bug in the router; its log has the error."""
     failures: tuple[str, ...] = ()
-    """Kinds of ``pdcluster_router_failures_total`` on the way, those that were made good too."""
+    """Failures of this request, by kind in ``pdcluster_router_failures_total``; also those from which it recovered."""
     decode_engine: str = ""
-    """The last one that it was sent to, by its name on ``/pdcluster/pool``."""
+    """The last decode engine that got the request, by its name on ``/pdcluster/pool``."""
     prefill_engine: str = ""
-    """Likewise; empty where decode needed none."""
+    """The last prefill engine that got the request, likewise; empty: none got it."""
     revision: str = ""
-    """Of both."""
+    """The revision of both engines."""
     is_local_prefill: bool | None = None
-    """Whether decode computes the prompt by itself, for its kind or because so little of it is left to compute."""
+    """Whether decode computes the prompt itself: because of the request's kind, or because decode lacks few tokens."""
     decode_attempts: int = 0
     """How often it was sent to a decode engine."""
     prefill_attempts: int = 0
     """How often it was sent to a prefill engine."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of the prompt, those that decode had in its prefix cache."""
+    """Prompt tokens that decode had in its prefix cache."""
     output_tokens: int | None = None
-    """Decode's ``usage``; None where its answer has none, as a stream whose client did not ask for it."""
+    """From ``usage`` in decode's answer; None: the answer has none, like a stream whose client did not ask for it."""
     events: int | None = None
-    """Of a stream, without ``[DONE]``."""
+    """Events of a stream, without ``[DONE]``."""
     bytes_in: int = 0
-    """Of its body."""
+    """Bytes of the request's body."""
     bytes_out: int = 0
-    """Of its answer's body, without keep-alives."""
+    """Bytes of the answer's body, without keep-alives."""
     read_s: float | None = None
-    """From its head to its arrival."""
+    """From the request's head to its arrival."""
     queue_s: float | None = None
     """Until it was admitted, or turned away."""
     reservation_s: float | None = None
@@ -79,6 +79,6 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     gap_p50_s: float | None = None
     """Of a stream, the median time between two chunks, within 7.5 %."""
     gap_max_s: float | None = None
-    """The longest such time."""
+    """The longest time between two chunks."""
     total_s: float | None = None
     """Until the end."""

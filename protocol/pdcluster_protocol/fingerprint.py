@@ -30,8 +30,8 @@ CURES: Final[dict[str, str]] = {
 }
 _OF_DRAFT: Final = frozenset({"draft", "draft_heads"})
 _ALONE: Final = frozenset({"mtp", "eagle", "draft_model"})
-"""Methods whose draft model decode may have alone: decode checks each guess, also of a draft model without the
-prompt."""
+"""Methods that decode may use although prefill does not speculate: decode checks each guess, also that of a draft
+model without the prompt's KV."""
 
 
 class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,23 +51,23 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state: str = ""
     """Types and layout of recurrent state; empty for a model without."""
     positions: str = ""
-    """The engine's choice about tokens' positions, where two engines of one model may choose differently; or empty."""
+    """The choices about tokens' positions that engines of one model may make differently; empty: there are none."""
     draft: str = ""
-    """Of the draft model that keeps KV of its own: the method of speculation and a digest; empty without one."""
+    """Method of speculation, and digest of the draft model that keeps KV of its own; empty: there is none."""
     draft_heads: tuple[Count, ...] = ()
     """As ``kv_heads``, of the draft model."""
 
     @property
     def all_kv_heads(self) -> tuple[int, ...]:
-        """Of model and draft model."""
+        """The distinct numbers of KV heads in layers of model and draft model, ascending."""
         return tuple(sorted({*self.kv_heads, *self.draft_heads}))
 
 
 def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: str, decode_id: str) -> None:
-    """Both engines store KV alike.
+    """Both engines store KV alike, apart from a draft model that decode may have alone.
 
     Raises:
-        ProtocolError: They do not. Names both engines, every differing value and the first cure.
+        ProtocolError: They do not. The message names both engines, every differing value and the first cure.
     """
     differing = [name for name in CURES if getattr(prefill, name) != getattr(decode, name)]
     if not differing or (_OF_DRAFT.issuperset(differing) and _may_speculate_alone(prefill, decode)):
@@ -83,7 +83,7 @@ def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: 
 def _may_speculate_alone(prefill: KvFingerprint, decode: KvFingerprint) -> bool:
     """Whether decode may speculate although prefill pushes no KV of a draft model: only its guesses get worse.
 
-    Not beside recurrent state. vLLM gives blocks of state to attention later, and a float that the state left there may
-    be no number in attention's width. A guess that is drawn by chance from such numbers is not checked rightly.
+    It may not beside recurrent state. vLLM later gives blocks of state to attention, and bytes that a state left there
+    may be NaN as attention reads them. vLLM does not check a guess rightly that was drawn at random from NaN.
     """
     return not (prefill.draft or decode.state) and decode.draft.split(" ")[0] in _ALONE

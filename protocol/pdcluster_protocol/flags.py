@@ -2,8 +2,8 @@
 
 Some fields have an environment variable beside their flag, or in place of one; help and page name it.
 
-It is here because router and operator may not import each other. Of pydantic it knows only the attributes of
-``FieldInfo``, so it imports nothing; a model has its docstrings as descriptions with ``use_attribute_docstrings``.
+Router and operator both use this module, and may not import each other. It reads attributes of pydantic's
+``FieldInfo`` without importing pydantic. A model with ``use_attribute_docstrings`` has docstrings as descriptions.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class Flags:
         return self.named.get(name) or "--" + name.removesuffix("_s").replace("_", "-")
 
     def told_by(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Field to what its variable holds; none for a variable that is missing or empty."""
+        """Field to the value of its variable, without variables that are missing or empty."""
         return {name: value for name, variable in self.variables.items() if (value := environ.get(variable))}
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """A flag for each field, in their order. Its value is None where it is not given."""
+        """``parser`` has a flag for each field that is not hidden, in order. A flag that is not given is None."""
         for name, described in self.fields.items():
             if name not in self.hidden:
                 how = _reading(name, described)
                 parser.add_argument(self.of(name), dest=name, help=self._help(name, described), **how)
 
     def reason(self, described: Described) -> str:
-        """The docstring in a user's words: names of other fields are their flags."""
+        """The field's docstring in a user's words: with flags in place of the names of fields."""
         text = " ".join((described.description or "").split()).replace("None: ", "Without it: ")
         return re.sub(r"``(\w+)``", lambda word: self.of(word[1]) if word[1] in self.fields else word[0], text)
 
@@ -82,7 +82,7 @@ class Flags:
         return f"{flag} is {error['input']!r}: {_SUBJECT.sub('it should', message)}"
 
     def default_of(self, name: str, described: Described) -> str:
-        """In a user's words; empty: there is none, or the docstring says what stands for it."""
+        """The default in a user's words; empty: there is none, or the docstring says what holds without a value."""
         default, variable = default_text(described), self.variables.get(name)
         return f"${variable}, else {default or 'none'}" if variable else default
 
@@ -95,7 +95,7 @@ class Flags:
         return self.reason(described) + (" Repeat it for more." if _kind_of(described.annotation)[1] else "")
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """Flag, default, bounds and reason of each, for a page."""
+        """Flag, default, bounds and reason of each field that is not hidden, for a page."""
         return [
             (self.of(name), self.default_of(name, described), bounds_text(described), self._told(described))
             for name, described in self.fields.items()
@@ -104,7 +104,7 @@ class Flags:
 
 
 def default_text(described: Described) -> str:
-    """Empty: there is none, or its docstring says what stands for it."""
+    """The default as text; empty: there is none, or the docstring says what holds without a value."""
     value = described.default
     if described.is_required() or value is None or value == ():
         return ""
@@ -125,7 +125,7 @@ def bounds_text(described: Described) -> str:
 
 
 def _reading(name: str, described: Described) -> dict[str, Any]:
-    """The arguments by which argparse reads it. The model itself checks paths and URLs."""
+    """The arguments of ``add_argument`` for this field. The model itself checks paths and URLs."""
     kind, is_many = _kind_of(described.annotation)
     if issubclass(kind, Enum):
         return {"choices": [one.value for one in kind]}

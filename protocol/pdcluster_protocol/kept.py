@@ -1,7 +1,7 @@
-"""A request as a router remembers it, and how it is asked: ``GET /pdcluster/requests?id=ID`` on the internal port.
+"""A request as a router remembers it. ``GET /pdcluster/requests?id=ID`` on the internal port asks for it.
 
-No prompt, answer, key or header is in it, and an address only where there is an access log: the client's. The words in
-``cause`` and ``cure`` are the router's own, made when it is asked. A reader ignores fields that it does not know.
+It has no prompt, answer, key or header. Its only address is the client's, and only where the router writes an access
+log. The router words ``cause`` and ``cure`` when it is asked. A reader ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import msgspec
 
 REQUESTS_PATH: Final = "/pdcluster/requests"
 MAX_FOUND: Final = 20
-"""Requests that are told of one id: a client may give the same one to all its requests."""
+"""Most requests in an answer about one id: a client may give the same id to all its requests."""
 _RESPONSE_PREFIXES: Final = ("chatcmpl-", "cmpl-")
 UnixSeconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, lt=253402300800.0)]
-"""Until the end of the year 9999, as far as a date can be told."""
+"""Until the end of the year 9999, the last that ``datetime`` has."""
 
 
 def path_for(name: str) -> str:
@@ -26,13 +26,16 @@ def path_for(name: str) -> str:
 
 
 def names_for(name: str) -> tuple[str, ...]:
-    """The ids that may be meant: vLLM's id of an answer is the request's with a prefix. None: no id looks like that."""
+    """The ids that ``name`` may mean: itself, and itself without the prefix that vLLM puts before a request's id.
+
+    Empty: no id looks like ``name``.
+    """
     prefix = next((one for one in _RESPONSE_PREFIXES if name.startswith(one)), "")
     return tuple(one for one in dict.fromkeys((name, name[len(prefix) :])) if one and one.isascii())
 
 
 class Milestone(Enum):
-    """The things that are done for a request when all is well. The values are ``what`` of a moment."""
+    """A step of a request for which all goes well. ``Moment.what`` has its value."""
 
     __hash__ = object.__hash__
 
@@ -40,7 +43,7 @@ class Milestone(Enum):
     RESERVED = "reserved"
     """Decode has made its reservation."""
     PREFILLS_LOCALLY = "prefills_locally"
-    """Decode says that it computes what it lacks of the prompt itself."""
+    """Decode says that it computes the missing tokens itself."""
     PREFILL_SENT = "prefill_sent"
     PREFILL_REPLIED = "prefill_replied"
     """Prefill says that it has done its part."""
@@ -49,14 +52,14 @@ class Milestone(Enum):
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One thing that has happened to a request: what is done, or a kind of failure."""
+    """One thing that has happened to a request: a milestone, or a kind of failure."""
 
     at_s: float
-    """Since it arrived."""
+    """Seconds since the request arrived."""
     what: str
     engine: str = ""
     attempt: int = 0
-    """Of prefill; 0: none, or before the first."""
+    """Number of the prefill attempt; 0: the moment belongs to none."""
     reason: str = ""
     """Of a failure."""
 
@@ -75,9 +78,9 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     client_address: str = ""
     """IP address of the client; empty where the router has no access log."""
     model: str = ""
-    """The client's word."""
+    """As the client named it."""
     method: str = "POST"
-    """Routers remember no others."""
+    """Routers remember no requests of other methods."""
     path: str = ""
     is_stream: bool | None = None
     """None: its body was not read."""
@@ -99,7 +102,7 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """True: decode computes the prompt itself; None: no engine was asked."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of the prompt, on decode."""
+    """Prompt tokens that decode had in its prefix cache."""
     moments: tuple[Moment, ...] = ()
     """In the order in which they came."""
     cause: str = ""
@@ -119,6 +122,6 @@ class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests: tuple[KeptRequest, ...] = ()
     """The newest one first: clients may use an id twice."""
     engines: dict[str, str] = {}
-    """Pod, or else the URL, of each engine that is named, as far as it is still known."""
+    """Engine to its pod, or else its URL: for the engines in ``requests`` that the router still knows."""
     since_unix_s: dict[str, UnixSeconds] = {}
-    """Ends of the oldest requests that are remembered: those that were ``served`` whole, ``refused``, or ``failed``."""
+    """By ``served`` (whole), ``refused`` and ``failed``: the end of the oldest such request that is remembered."""

@@ -1,7 +1,7 @@
 """How engines and routers are started: names and ports that operator and command line write, and the other end reads.
 
-Source of truth of ``KVTransferConfig``: vLLM 0.32 ``config/kv_transfer.py``. Imports the standard library alone:
-``pdcluster ready`` and ``pdcluster drain`` have it, and a probe must start quickly.
+Source of truth of ``KVTransferConfig``: vLLM 0.32 ``config/kv_transfer.py``. Needs the standard library only:
+``pdcluster ready`` and ``pdcluster drain`` import this module, and a probe must start quickly.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ KV_ROLES: Final = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 HTTP_PORT: Final = 8000
 """Where engines and routers answer: vLLM's own default."""
 INTERNAL_PORT: Final = HTTP_PORT + 1
-"""Of a router: engines' callbacks, the operator's orders, metrics and pages."""
+"""A router's port for engines' callbacks, the operator's orders, metrics and pages."""
 SIDE_CHANNEL_PORT: Final = 12100
-"""Of a pod's first decode rank; the others have those after it. Below the ports that Mooncake draws from."""
+"""Port of a pod's first decode rank; the other ranks have the next ones. Below the ports that Mooncake draws from."""
 MOONCAKE_PORTS: Final = (15000, 29999)
-"""The range that Mooncake draws ports from, both included: the connector sets it so where the environment does not."""
+"""The first and last port that Mooncake draws from. The connector sets this range unless the environment sets one."""
 
 MAX_MIN_PUSH_TOKENS: Final = 8192
-"""Of a decode engine. vLLM computes no more in a step by default on a large GPU: more is a prefill engine's work."""
+"""Upper bound of ``min_push_tokens``. By default vLLM computes no more tokens in a step on a large GPU: more of them
+are a prefill engine's work."""
 
 ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
 """The environment variable with the key that vLLM wants of each caller. The router sends it."""
 
 
 class ConnectorSettings(TypedDict, total=False):
-    """Those of the connector's settings that a launcher writes. Units, ranges and defaults: the connector's own."""
+    """The connector's settings that a launcher writes. Units, ranges and defaults: the connector's own."""
 
     host: str
     side_channel_port: int
@@ -83,7 +84,7 @@ RouterFlag: TypeAlias = Literal[
 
 
 def router_flag(name: RouterFlag, value: object) -> str:
-    """The word that sets it: ``--port=8000``."""
+    """The word of a command line that sets the flag: ``--port=8000``."""
     return f"{name}={value}"
 
 

@@ -31,7 +31,7 @@ _ESCAPED: Final = {code: repr(chr(code))[1:-1] for code in _CONTROLS if chr(code
 
 
 class LogFormat(Enum):
-    """Of each line."""
+    """The form of each line of a log."""
 
     TEXT = "text"
     JSON = "json"
@@ -42,7 +42,7 @@ FORMAT_VARIABLE: Final = "PDCLUSTER_LOG_FORMAT"
 
 
 def start_logging(form: LogFormat) -> None:
-    """Everything from INFO on goes to stderr in this form. Once for a process; again, it changes the form."""
+    """Records from INFO up go to stderr in this form. A second call changes the form."""
     formatter = JsonLines() if form is LogFormat.JSON else TextLines(_TEXT)
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
@@ -57,7 +57,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line. Numbers, truths and None stay what they are; everything else is its text."""
+    """One JSON object a line. A value keeps its type if JSON has it, and else becomes text."""
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = event_of(record)
@@ -74,7 +74,10 @@ class JsonLines(logging.Formatter):
 
 
 def event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """The template without its fields, filled in; and the fields by name."""
+    """The event, which is the template without its fields and with its other values filled in; and the fields by name.
+
+    Where the values do not fit the template, the event is the whole message and there are no fields.
+    """
     values = record.args if isinstance(record.args, tuple) else ()
     template = str(record.msg)
     if not values or len(_conversions(template)) != len(values):
@@ -90,6 +93,6 @@ def event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
 
 
 def _conversions(template: str) -> list[str]:
-    """Of each conversion in order, the name of its field; empty: it is part of the event."""
+    """The name of the field of each conversion, in order; empty: the conversion is part of the event."""
     names = {found.end(): found[1] for found in _FIELD.finditer(template)}
     return [names.get(found.end(), "") for found in _CONVERSION.finditer(template) if found[0] != "%%"]

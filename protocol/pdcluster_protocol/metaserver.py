@@ -17,7 +17,7 @@ from pdcluster_protocol.ids import Attempt
 
 METASERVER_PATH: Final = "/v1/metaserver"
 SEAL_HEADER: Final = "x-pdcluster-seal"
-"""Of decode's call: ``Secret.seal_call`` of its body, byte for byte."""
+"""Header of decode's call: ``Secret.seal_call`` of the body's bytes."""
 
 
 class Action(Enum):
@@ -28,7 +28,7 @@ class Action(Enum):
 
 
 class PrefillOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How prefill ended. ``reason`` and ``action`` say why and what now when ``status`` is not ``ok``."""
+    """How prefill ended. If ``status`` is not ``ok``, ``reason`` says why and ``action`` what decode shall do."""
 
     status: str
     reason: str = ""

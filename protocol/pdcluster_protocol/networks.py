@@ -8,14 +8,14 @@ from typing import Final, TypeAlias
 Network: TypeAlias = IPv4Network | IPv6Network
 
 _MAPPED_BITS: Final = 96
-"""Of ``::ffff:0:0/96``, in which IPv6 writes IPv4."""
+"""Prefix length of ``::ffff:0:0/96``, in which IPv6 writes IPv4."""
 
 
 def parse_network(text: str) -> Network:
     """The network that ``text`` names.
 
     Raises:
-        ValueError: It names none, or every address.
+        ValueError: ``text`` names no network, has bits behind its prefix, or names every address.
     """
     try:
         network = ip_network(text, strict=False)

@@ -60,14 +60,14 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token: str = ""
     """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
     wants_receipt: bool = False
-    """Whether the content of this transfer shall be compared, and decode's answer shall carry a ``Receipt``. Left out
-    on the wire when not: an engine of an older release refuses a field that it does not know, so only a request for
-    proof may meet that refusal."""
+    """Whether the content of this transfer shall be compared, and decode's answer shall carry a ``Receipt``. False is
+    left out on the wire: an engine of an older release refuses a field that it does not know, so it refuses only
+    requests for proof."""
     version: int = PARAMS_VERSION
 
 
 class SideChannelAddress(msgspec.Struct, frozen=True, array_like=True):
-    """Where one decode rank listens for prefill ranks, and which life of it is meant."""
+    """Where one decode rank listens for prefill ranks, in the life that ``boot_id`` names."""
 
     host: str
     port: Port
@@ -83,7 +83,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     do_remote_prefill: bool = False
     do_remote_decode: bool = True
     request_id: str
-    """Decode's own id of the request, for its logs only; ``transfer_id`` is what pairs."""
+    """Decode's own id of the request, for its logs only; ``transfer_id`` pairs the engines."""
     token_ids: tuple[Index, ...] = ()
     remote_block_ids: tuple[tuple[Index, ...], ...]
     """Per KV cache group, by position from the prompt's start; 0 is vLLM's null block: not to be filled."""
@@ -96,7 +96,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Tokens in a block of each KV group; 0: the group holds recurrent state, one block for the request.
     Default: ``remote_block_size`` in all."""
     remote_page_sizes: tuple[CountOrNone, ...] = ()
-    """Tokens in a page (vLLM's kernel block) of each KV group; a block is one page or several. Default: the blocks'."""
+    """Tokens in a page (vLLM's kernel block) of each KV group; a block is one page or several. Default: block sizes."""
     remote_tp_size: Side
     remote_pp_size: Side = 1
     remote_dp_rank: Index = 0
@@ -117,28 +117,29 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt_digest: str
     """``digest_tokens`` of the prompt as decode tokenized it. Prefill refuses to push another prompt's KV."""
     lost_attempt: Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)] = Attempt(0)
-    """Decode to metaserver: the newest attempt that decode has given up; 0: none. Asks for the next one."""
+    """Decode to metaserver: the newest attempt that decode has given up, to ask for the next one; 0: none."""
     lost_reason: str = ""
     content_check: ContentCheck = ContentCheck.OFF
-    """How much of what prefill pushes it shall say in sums."""
+    """How much of the content that it pushes prefill shall sum up."""
     seal: str | msgspec.UnsetType = msgspec.UNSET
-    """Decode's own, over all that stays the same on the way to prefill: ``sealed``. Left out where decode made none: it
-    is older, and so is its prefill, which refuses a field that it does not know."""
+    """Decode's seal over all fields that stay the same on the way to prefill: ``sealed``. Unset: decode is of an older
+    release and made none. It is then left out on the wire: a prefill engine of that release refuses an unknown field.
+    """
     version: int = PARAMS_VERSION
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
-        """Of each KV group."""
+        """Tokens in a block of each KV group; 0: recurrent state."""
         return self.remote_block_sizes or (self.remote_block_size,) * len(self.remote_block_ids)
 
     @property
     def page_sizes(self) -> tuple[int, ...]:
-        """Of each KV group."""
+        """Tokens in a page of each KV group; 0: recurrent state."""
         return self.remote_page_sizes or self.block_sizes
 
 
 class LocalPrefill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Decode to metaserver, in place of a reservation: decode computes what it lacks of this prompt itself."""
+    """Decode to metaserver, in place of a reservation: decode itself computes the missing tokens of this prompt."""
 
     transfer_id: TransferId
     attempt: AttemptNumber
@@ -146,7 +147,7 @@ class LocalPrefill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token: str = ""
     num_prompt_tokens: Count
     num_local_tokens: Count
-    """Those that decode lacks. A reservation has no field of this name: by it the two are told apart."""
+    """The missing tokens. ``parse_call`` knows a ``LocalPrefill`` by this field, which no reservation has."""
     version: int = PARAMS_VERSION
 
 
@@ -161,12 +162,12 @@ class PushRefusal(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Decode to router, in its answer's ``kv_transfer_params``, if that was wanted: how much KV was pushed."""
+    """Decode to router, in its answer's ``kv_transfer_params``, if the router wants it: how much KV was pushed."""
 
     pdcluster_received_tokens: int
-    """Prompt tokens whose KV every rank has received whole; 0: decode computed or had them itself."""
+    """Prompt tokens whose KV every rank has received whole; 0: decode computed all of them or had them."""
     pdcluster_is_content_compared: bool = False
-    """Whether on each rank the content sums of what it received were those of what was pushed."""
+    """Whether each rank has found the content sums of what it received equal to those of what was pushed."""
     pdcluster_transfer_protocol: str = ""
     """The protocol by which the bytes came."""
 
@@ -192,19 +193,19 @@ def for_attempt(reservation: Reservation, attempt: Attempt, token: str, deadline
 
 
 def sealed(reservation: Reservation, secret: Secret) -> Reservation:
-    """The same with decode's seal. Prefill checks it, so that a reader of a token cannot have other blocks filled.
+    """The reservation with decode's seal. Prefill checks the seal: a thief of a token cannot have other blocks filled.
 
-    Costs 3 us for 8 blocks and 35 us for 2,000. The seal leaves out the fields that the router changes on the way
-    (``_NOT_SEALED``): the token is for those.
+    Costs 3 us for 8 blocks and 35 us for 2,000. The seal does not cover the fields that the router changes on the way
+    (``_NOT_SEALED``); the token covers attempt and deadline.
     """
     return msgspec.structs.replace(reservation, seal=secret.seal_order(_said_by_decode(reservation)))
 
 
 def check_seal(reservation: Reservation, secret: Secret) -> None:
-    """A holder of the secret has made this parsed reservation, whatever its attempt. Costs what ``sealed`` does.
+    """A holder of the secret has made this parsed reservation, for any attempt. Costs what ``sealed`` does.
 
     Raises:
-        ProtocolError: It has no seal, or that of another reservation or cluster.
+        ProtocolError: The reservation has no seal, or the seal of another reservation or cluster.
     """
     seal = "" if isinstance(reservation.seal, msgspec.UnsetType) else reservation.seal
     if not seal:
@@ -231,7 +232,7 @@ _NOT_SEALED: Final[dict[str, object]] = {
 
 
 def _said_by_decode(reservation: Reservation) -> bytes:
-    """The same bytes at both ends: all fields in order, without what changes on the way."""
+    """The bytes under the seal, equal at both ends: all fields in order, without the values that change on the way."""
     return msgspec.json.encode(msgspec.structs.replace(reservation, **_NOT_SEALED))
 
 
@@ -253,7 +254,8 @@ def parse_reservation(params: object) -> Reservation:
     """Decode's reservation, from a decoded JSON object.
 
     Raises:
-        ProtocolError: A field is missing, unknown or of the wrong type, or the version is not ours.
+        ProtocolError: A field is missing, unknown or of the wrong type, fields do not fit together, or the version is
+            not ours.
     """
     reservation = _parse(params, Reservation)
     num_ranks = reservation.remote_tp_size * reservation.remote_pp_size
@@ -281,7 +283,7 @@ def parse_call(params: object) -> DecodeCall:
     """Decode's call to the metaserver, from a decoded JSON object.
 
     Raises:
-        ProtocolError: A field is missing, unknown or of the wrong type, or the version is not ours.
+        ProtocolError: As ``parse_reservation``.
     """
     if isinstance(params, dict) and "num_local_tokens" in params:
         return _parse_local(params)
@@ -294,7 +296,7 @@ def digest_tokens(token_ids: Sequence[int]) -> str:
 
 
 def refusal_in(reply: bytes) -> str:
-    """Why prefill did not push, from the JSON body of its answer; empty when it says nothing of the kind."""
+    """Why prefill did not push, from the JSON body of its answer; empty: the answer has no reason."""
     try:
         params = msgspec.json.decode(reply, type=_Reply).kv_transfer_params
     except (msgspec.ValidationError, msgspec.DecodeError):
@@ -303,7 +305,7 @@ def refusal_in(reply: bytes) -> str:
 
 
 def receipt_in(reply: bytes) -> Receipt | None:
-    """Decode's word on what it was pushed, from the JSON body of its answer; None when it says nothing."""
+    """Decode's receipt, from the JSON body of its answer; None: the answer has none."""
     try:
         return msgspec.json.decode(reply, type=_DecodeReply).kv_transfer_params
     except (msgspec.ValidationError, msgspec.DecodeError):
@@ -362,7 +364,7 @@ def _parse(params: object, kind: type[_Params]) -> _Params:
 
 
 def _odd_text(params: msgspec.Struct) -> str:
-    """The field that has half of a surrogate pair: JSON may spell one, and no text with one can be sealed or sent."""
+    """A message about the field that has half of a surrogate pair. JSON can spell half a pair, but UTF-8 cannot."""
     for field in msgspec.structs.fields(params):
         try:
             _ENCODER.encode(getattr(params, field.name))

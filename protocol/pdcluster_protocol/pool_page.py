@@ -14,13 +14,13 @@ POOL_PATH: Final = "/pdcluster/pool"
 
 
 class DiscoveryStatus(msgspec.Struct, frozen=True):
-    """How the router finds engines. The other fields are unset where flags name them."""
+    """How the router finds engines. Where flags name the engines, only ``kind`` is set."""
 
     kind: str
     is_current: bool | UnsetType = UNSET
     """Whether changes reach the router."""
     reason: str | UnsetType = UNSET
-    """Why they do not, of the last time."""
+    """Why changes do not reach the router; empty: they do."""
     unusable_slices: list[str] | UnsetType = UNSET
 
 

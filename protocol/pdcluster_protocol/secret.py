@@ -1,12 +1,12 @@
 """The cluster's secret: who may speak at all, and who may write for which attempt.
 
     token   "<deadline ms>.<hex>"   the router's leave for one attempt of one transfer, passed on by decode and prefill
-    seal    16 bytes                before each side-channel frame: a keyed digest over the connection and the message
+    seal    16 bytes                in each side-channel frame: a keyed digest over the connection and the message
     call    "<hex>"                 with decode's call to the metaserver: a keyed digest over its whole body
-    order   "<hex>"                 in the reservation, from decode by the router to prefill: over where the KV goes
-    pass    "<unix seconds>.<hex>"  before an order to a router from its operator: good for this body, until then
+    order   "<hex>"                 in the reservation that decode makes and prefill checks: a keyed digest over it
+    pass    "<unix seconds>.<hex>"  with an operator's order to a router: good for this body, until that time
 
-All are HMACs (RFC 2104 by way of BLAKE2b's own keyed mode, RFC 7693) with the same secret and different purposes.
+Each is a MAC: BLAKE2b in its keyed mode (RFC 7693) with the cluster's secret, personalized for one of these purposes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _CALL: Final = b"pdcluster-call"
 _ORDER: Final = b"pdcluster-order"
 
 MAX_PASS_S: Final = 300
-"""How far ahead a pass may end. 300: clocks of two nodes differ by seconds, and a stolen one is soon worth nothing."""
+"""How far ahead a pass may end. 300: clocks of two nodes differ by seconds, and a stolen pass is soon worth nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Shared by every part of one cluster. Its key is shown nowhere."""
+    """The secret that all parts of one cluster share. Its ``repr`` does not show the key."""
 
     _key: bytes = field(repr=False)
     is_well_known: bool = False
-    """Whether it is the built-in one, which protects nothing: for processes that only users of this machine reach."""
+    """Whether the key is the built-in one, which protects nothing: for processes that only this machine reaches."""
 
     def mint(self, transfer_id: TransferId, attempt: Attempt, deadline_ms: int) -> str:
         """The token of one attempt, which may last ``deadline_ms`` at most. Router only; costs 2 us."""
@@ -79,14 +79,14 @@ class Secret:
     def seal_call(self, body: bytes | bytearray) -> str:
         """The proof that a holder of the secret wrote every byte of this call to the metaserver.
 
-        The token in a reservation is for a transfer and an attempt; this is for where the KV goes. Costs 1.6 us for 8
+        The token in a reservation proves transfer and attempt; this proof is also for where the KV goes. 1.6 us for 8
         blocks, 20 us for 2,000 (15 KB) and 0.9 ms for 700 KB (2026-11-22, one core of a Xeon): ``python -m timeit -s
         "from hashlib import blake2b; b=bytes(700_000); k=bytes(32)" "blake2b(b, key=k, digest_size=16).hexdigest()"``.
         """
         return blake2b(body, key=self._key, digest_size=SEAL_BYTES, person=_CALL).hexdigest()
 
     def check_call(self, shown: bytes, body: bytes | bytearray) -> None:
-        """A holder of the secret wrote ``body``. Nothing of it is parsed for that.
+        """A holder of the secret wrote ``body``. The check parses nothing of it.
 
         Raises:
             ProtocolError: ``shown`` is not the seal of this body by this cluster.
@@ -143,12 +143,12 @@ _MAX_DIGITS: Final = 12
 
 
 def make_secret(text: str) -> Secret:
-    """The secret that ``text`` spells, in any length.
+    """The secret made from ``text``, which may have any length from ``MIN_SECRET_BYTES`` on.
 
     Raises:
-        ConfigError: It is so short that it can be guessed.
+        ConfigError: The text is shorter, so that it can be guessed.
     """
-    key = text.encode("utf-8", "surrogateescape")  # as ``os.environ`` gives bytes that are no text
+    key = text.encode("utf-8", "surrogateescape")  # ``os.environ`` has bytes that are no UTF-8 as surrogates.
     if len(key) < MIN_SECRET_BYTES:
         raise ConfigError(
             f"{SECRET_VARIABLE} has {len(key)} bytes, the least is {MIN_SECRET_BYTES}: "

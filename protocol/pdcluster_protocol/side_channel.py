@@ -73,7 +73,8 @@ class RegionKind(Enum):
 class StateRun(msgspec.Struct, frozen=True, array_like=True):
     """A part of a state that TP ranks share by one rule: q of a convolution, or the heads of the state itself.
 
-    It has rows of one length, and each row has the rank's units side by side: offset, then every ``row_stride`` bytes.
+    A run has rows of one length, at ``offset`` and then every ``row_stride`` bytes. A row has the rank's units side by
+    side.
     Example: q of Qwen3-Next's convolution at TP 2, layout SD: 16 units (key heads), of which the rank has 8, in 3 rows.
     """
 
@@ -107,12 +108,12 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     """Whether token t of a row is its t-th cell, so that a page may be cut. Not so in vLLM's CPU kernels: they keep K
     transposed over the whole page."""
     window_step: CountOrNone = 0
-    """Prefill may lack what lies before a window, and a window begins at multiples of so many tokens: 1 for a sliding
-    window. 0: it has no window."""
+    """A window begins at multiples of so many tokens (1: a sliding window), and prefill may lack the tokens before it.
+    0: the layer has no window."""
     is_draft: bool = False
-    """Whether it is a draft model's: decode can do without what prefill does not have of it."""
+    """Whether the layer is a draft model's: decode can do without it if prefill has none."""
     runs: tuple[StateRun, ...] = ()
-    """The parts of a state's page. Empty where they are not known: then only equal TP sizes can hand it over."""
+    """The parts of a state's page. Empty: they are not known, and only engines of equal TP can hand the state over."""
 
     @property
     def has_tokens(self) -> bool:
@@ -131,7 +132,7 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def span_bytes(self) -> int:
-        """Bytes from the first block's begin to the last one's end; between them other layers' may lie."""
+        """Bytes from the first block's begin to the last block's end; bytes of other layers may lie between."""
         return self.block_stride * self.num_blocks - self.page_stride + self.page_bytes
 
 
@@ -236,8 +237,8 @@ class ContentSums(msgspec.Struct, frozen=True, array_like=True):
 class Done(_OfAttempt, frozen=True, tag="done"):
     """All that this rank had to write is acknowledged by the transport: ``num_bytes`` in ``num_layers`` layers.
 
-    ``sums``: of what it wrote, as its own memory has it; None if the reservation wants none. With them the rank keeps
-    its source until decode says ``Again``, ``Settled`` or ``Revoke``, or the deadline has passed.
+    ``sums``: of the written content, read from this rank's own memory; None: the reservation wants none. A rank that
+    sends sums keeps its source until decode says ``Again``, ``Settled`` or ``Revoke``, or the deadline has passed.
     """
 
     num_bytes: NumBytes
@@ -248,7 +249,7 @@ class Done(_OfAttempt, frozen=True, tag="done"):
 
 
 class Failed(_OfAttempt, frozen=True, tag="failed"):
-    """This rank has given up. ``is_fenced``: clean as in ``Fenced``, which otherwise follows."""
+    """This rank has given up. ``is_fenced``: it is fenced too, and clean; if not, a ``Fenced`` follows."""
 
     reason: str
     is_fenced: bool
@@ -298,7 +299,7 @@ _TO_PREFILL: Final[msgspec.msgpack.Decoder[ToPrefill]] = msgspec.msgpack.Decoder
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Seals and opens the frames of one connection: a frame of another one, or without the secret, does not fit."""
+    """Seals and opens the frames of one connection. It refuses frames of another one, or made without the secret."""
 
     secret: Secret
     connection: bytes

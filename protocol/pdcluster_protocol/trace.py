@@ -26,7 +26,7 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag_field="event", tag="request
     first_byte_at: float | None = None
     """First body byte from decode."""
     ended_at: float | None = None
-    """The client's answer was over, or the client was."""
+    """When the client's answer ended, or the client left."""
     status: int | None = None
     """HTTP status that the client got; null when it left before."""
     prompt_tokens: int | None = None
@@ -69,7 +69,7 @@ class PushTrace(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     writes: int
     forward_begin: float | None
     forward_end: float | None
-    """0 where the push failed before its end."""
+    """0: the push failed before the forward pass ended."""
     layers: tuple[LayerTrace, ...]
 
 

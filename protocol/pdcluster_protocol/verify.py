@@ -1,7 +1,7 @@
 """``POST /pdcluster/verify`` of a router's internal port: which pair is to be verified, and what was proven. JSON.
 
-The order carries a pass for its very bytes (``Secret.mint_pass``). A router refuses an order with a field that it does
-not know, for it would not do what was asked. A reader of the answer ignores such fields.
+The order carries a pass for exactly its bytes (``Secret.mint_pass``). A router refuses an order with a field that it
+does not know, since it could not do what the field asks. A reader of the answer ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class VerifyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An order to verify one revision."""
 
     revision: Annotated[str, Meta(max_length=253)] = ""
-    """The revision whose pair it is. Default: none, as with engines that are named at start."""
+    """The revision of the pair. Default: none, for engines that the router's flags name."""
     prefill_pods: PodNames | None = None
     """The prefill engine is one of these pods. Default: any of the revision."""
     decode_pods: PodNames | None = None
-    """Likewise."""
+    """The decode engine is one of these pods. Default: any of the revision."""
     timeout_s: Annotated[float, Meta(ge=1, le=120)] = 30.0
     """Seconds for all of it, in [1, 120]. Default 30: a new engine's first request may compile kernels."""
 
@@ -58,7 +58,7 @@ class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     pushed_tokens: int
     """Prompt tokens that decode received whole, in [1, prompt_tokens]."""
     block_tokens: int
-    """Tokens in a block, of the KV group of decode with the largest."""
+    """Tokens in the largest block of decode's KV groups."""
     is_content_compared: bool = True
     transfer_protocol: str
     """The protocol by which the bytes came, as decode says: ``tcp``, ``rdma`` or ``ascend``."""

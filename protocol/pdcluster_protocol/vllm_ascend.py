@@ -3,7 +3,7 @@
     router --LayerwiseParams--> decode --LayerwiseReservation--> metaserver --the same bytes--> prefill
 
 Source of truth: its ``mooncake_layerwise_connector.py``, class ``MooncakeLayerwiseConnectorScheduler``. Neither message
-has a version, a token or a transfer id: decode's own id of the request pairs. The router hands the bytes on as they
+has a version, a token or a transfer id: decode's id of the request pairs engines. The router hands the bytes on as they
 came, so fields that a later release adds reach prefill. It reads the fields below only.
 """
 
@@ -31,7 +31,7 @@ class LayerwiseReservation(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     """Decode's id as its API layer knows it: ``chatcmpl-R`` or ``cmpl-R-INDEX``, R from ``X-Request-Id``. Prefill names
-    it to decode's workers when it has pushed, so it must have the same one."""
+    this id to decode's workers when it has pushed, so prefill must run the request under the same id."""
     do_remote_prefill: bool
     do_remote_decode: bool
     remote_block_ids: tuple[tuple[Index, ...], ...]
@@ -48,7 +48,8 @@ class LayerwiseReservation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Prompt tokens, rounded up to whole blocks; a group of recurrent state says less, or nothing, of them."""
+        """The fewest tokens that a group's reserved blocks hold: the prompt's, rounded up to whole blocks. Less with a
+        group of recurrent state; 0 without groups."""
         sizes = zip(self.remote_block_ids, self.remote_block_size, strict=False)  # No group, or one for each size.
         return min((len(ids) * size * self.remote_dcp_size for ids, size in sizes), default=0)
 
@@ -58,14 +59,14 @@ class _Name(msgspec.Struct, frozen=True):
 
 
 _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The errors of msgspec for bytes that are none, for text that is no text, and for nesting that is too deep."""
+"""msgspec's errors for bytes that are no JSON, for text that is no UTF-8, and for nesting that is too deep."""
 
 
 def request_id_in(body: bytes | bytearray) -> str:
     """The id in a posted body. The rest is not read: it may be large, and its sender is not known yet.
 
     Raises:
-        ProtocolError: It has none.
+        ProtocolError: The body has none.
     """
     try:
         return msgspec.json.decode(body, type=_Name).request_id
@@ -77,7 +78,8 @@ def parse_layerwise_reservation(body: bytes | bytearray) -> LayerwiseReservation
     """Decode's reservation, in the form of vllm-ascend 0.23.
 
     Raises:
-        ProtocolError: A name is missing, a value is of another type or out of bounds, or both do not fit together.
+        ProtocolError: The body is no JSON, a name is missing, a value is of another type or out of bounds, or fields
+            do not fit together.
     """
     try:
         parsed = msgspec.json.decode(body, type=LayerwiseReservation)

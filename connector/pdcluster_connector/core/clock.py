@@ -18,7 +18,7 @@ def remaining_ms(deadline: float, *, now: float) -> int:
 
 
 class RunningClock:
-    """Advances with the monotonic clock, but by no more than its reader can have meant to be away.
+    """Advances with the monotonic clock, but at each reading by no more than its reader can have meant to wait.
 
     A process that was stopped (SIGSTOP, a frozen container, a suspended machine) finds every lease of its peers lapsed
     when it resumes, though the renewals wait in its socket. So a receiver counts leases and deadlines in the time in

@@ -1,17 +1,17 @@
 """Chooses the cells of a rank's KV that are compared with the other engine's, in terms that both engines share.
 
 A *cell* is the content of one token in one head of one layer. Both engines add up a number for each cell that is
-counted (``worker/content_sums.py``): over prefill's ranks the sums are those of decode, whatever TP, block size and
-order. Where a cell lies is read from a rank's own block table here, and by nothing that plans a push (``ranges.py``): a
-push that goes wrong must not take its sums along.
+counted (``worker/content_sums.py``). Added up over prefill's ranks the sums equal decode's, whatever TP size, block
+size and order. This module finds cells by a rank's own block table, without the code that plans a push
+(``ranges.py``): a mistake in that code must not make the sums wrong too.
 
     range of tokens   0    1    2   ...
     layer 0, head 0   .    .    .       -> rows[0]      a fault in one cell changes one row's sum and one range's:
-    layer 0, head 1   .    X    .       -> rows[1] !    where both cross is what is wrong
+    layer 0, head 1   .    X    .       -> rows[1] !    the fault is where both cross
            ...        v    v    v
               ranges[0]  [1]!  [2]
 
-So the sums of a request are few, and name layer, head and tokens all the same.
+So a few sums are enough to name the layer, head and tokens of a fault.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from pdcluster_protocol.side_channel import ContentSums, RankLayout, RegionLayou
 SumsArray: TypeAlias = npt.NDArray[np.uint64]
 
 RANGE_TOKENS: Final = 256
-"""Tokens of a range where all is compared; doubled until there are ``MAX_RANGES`` of them at most."""
+"""Tokens in a range of a full comparison; doubled until there are at most ``MAX_RANGES`` ranges."""
 MAX_RANGES: Final = 1024
 SAMPLED_TOKENS: Final = 16
-"""Tokens of a range where samples are."""
+"""Tokens in a range of a sampled comparison."""
 TOKENS_OF_A_SAMPLE: Final = 256
-"""There is one sample for so many tokens, so that the cost stays the same share of a prompt's."""
+"""One sample is taken for so many tokens: the cost is then the same share of each prompt's, up to ``MAX_SAMPLES``."""
 MAX_SAMPLES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """Cells of one region that sums count. ``rows``: of the rank's own heads.
+    """Cells of one region that sums count. ``rows``: KV heads, counted from the rank's first.
 
-    On the decode rank the region is ``target``, and the first of those heads is ``target_row``.
+    ``target``: index of the region in the decode rank. ``target_row``: the first of ``rows`` as decode counts heads.
     """
 
     region: int
@@ -58,14 +58,14 @@ class ContentPart:
     share: Share = WHOLE
     stripe: int = 1
     run: int | None = None
-    """Of a state that may be split anew: which of its runs. ``rows`` are then the run's units, the first of which is
-    ``first_unit`` of the whole model; the state has one row."""
+    """Index of the run, in a state whose runs are known. ``rows`` are then units of the run, of which the first is unit
+    ``first_unit`` of the whole model. The sums have one row for the whole state."""
     first_unit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Where the cells of some positions, which ascend, lie in a rank: arrays of one length."""
+    """Where a rank keeps the cells of ascending positions: arrays of one length."""
 
     positions: Offsets
     pages: Offsets
@@ -73,7 +73,7 @@ class Cells:
 
 
 def parts_received(decode: RankLayout, *, has_draft: bool = False) -> tuple[ContentPart, ...]:
-    """All that a decode rank keeps of the model, and with ``has_draft`` of a draft model."""
+    """All cells that a decode rank keeps of the model, and with ``has_draft`` of the draft model."""
     return tuple(
         part
         for index, region in enumerate(decode.regions)
@@ -83,7 +83,7 @@ def parts_received(decode: RankLayout, *, has_draft: bool = False) -> tuple[Cont
 
 
 def parts_pushed(prefill: RankLayout, decode: RankLayout) -> tuple[ContentPart, ...]:
-    """The parts that a prefill rank counts for a decode rank: over prefill's ranks, each cell of decode's once."""
+    """The parts that a prefill rank counts for a decode rank. All prefill ranks together count each cell once."""
     targets = {name: index for index, name in _named(decode)}
     return tuple(
         part
@@ -95,10 +95,7 @@ def parts_pushed(prefill: RankLayout, decode: RankLayout) -> tuple[ContentPart, 
 
 @dataclass(frozen=True, slots=True)
 class ContentPlan:
-    """The cells of a decode rank that are counted, and the numbers of their sums. Both engines make the same plan.
-
-    ``picks``: of each region that is counted the numbers of its ranges; None: all of them.
-    """
+    """The cells of a decode rank that are counted, and the numbers of their sums. Both engines make the same plan."""
 
     layout: RankLayout
     range_tokens: int
@@ -113,7 +110,7 @@ class ContentPlan:
     """The numbers of the ranges of each region that decode wants, whether they are counted or not."""
 
     def spans_of(self, target: int) -> tuple[TokenSpan, ...]:
-        """The positions of a region that are counted; empty: all that the request wants."""
+        """The positions of a region that are counted; empty: all that decode wants."""
         return () if self.is_whole else tuple(map(self.span_of, self.picks[target]))
 
     def span_of(self, number: int) -> TokenSpan:
@@ -121,7 +118,8 @@ class ContentPlan:
         return number * self.range_tokens, (number + 1) * self.range_tokens
 
     def slots_of(self, positions: Offsets) -> Offsets:
-        """The sum over ranges that counts each position; of a page that reaches beyond them, the nearest."""
+        """For each position the index of the range that counts it. Positions between or outside of the ranges (of a
+        page that reaches beyond them) count in the last range before, or in the first."""
         found: Offsets = np.searchsorted(self.numbers, positions // self.range_tokens, side="right") - 1
         return found.clip(0)
 
@@ -133,7 +131,7 @@ class ContentPlan:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A decode rank's content of a request."""
+    """The sums of a request's content on a decode rank, by their plan."""
 
     plan: ContentPlan
     sums: ContentSums
@@ -141,9 +139,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The places on decode whose content is not what was pushed: only cells in a region and in a range may be wrong.
+    """The places on decode whose content may not be what was pushed: cells in one of ``regions`` and one of ``ranges``.
 
-    Of a sample these are all places that were pushed: where a part of it is wrong, the rest is hardly right.
+    After a sampled comparison they are all places that were pushed: the content between the samples may be wrong too.
     """
 
     regions: tuple[int, ...]
@@ -152,7 +150,7 @@ class Mismatch:
 
 
 def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, seed: str) -> ContentPlan:
-    """The comparison of the request ``seed``, of which decode wants ``spans`` (per KV group)."""
+    """The plan for a request of which decode wants ``spans`` (per KV group). ``seed`` chooses the samples."""
     tokens = SAMPLED_TOKENS if check is ContentCheck.SAMPLED else _range_tokens(spans)
     by_group = {group: _numbers(of_group, tokens) for group, of_group in enumerate(spans) if of_group}
     wanted = {index: by_group[region.group] for index, region in enumerate(decode.regions) if region.group in by_group}
@@ -169,14 +167,14 @@ def find_mismatch(found: Found, pushed: Sequence[ContentSums]) -> Mismatch | Non
     """Where decode's sums are not those of all its prefill ranks together; None where they are equal.
 
     Raises:
-        ValueError: Prefill has counted otherwise.
+        ValueError: Prefill has another number of sums.
     """
     plan, here = found.plan, found.sums
     rows = _differing(here.rows, [sums.rows for sums in pushed])
     columns = _differing(here.ranges, [sums.ranges for sums in pushed])
     if not len(rows) and not len(columns):
         return None
-    # One of the two may be blind to several faults that outweigh each other, by chance.
+    # Several faults may cancel each other by chance in one of the two. All of its places are then suspect.
     heads = list(plan.rows_of())
     places = [heads[row] for row in (rows if len(rows) else range(plan.num_rows))]
     numbers = [plan.numbers[column] for column in (columns if len(columns) else range(len(plan.numbers)))]
@@ -195,7 +193,7 @@ def common_spans(first: Sequence[TokenSpan], second: Sequence[TokenSpan]) -> lis
 
 
 def _differing(here: bytes, pushed: Sequence[bytes]) -> Sequence[int]:
-    """Raises: ValueError: They have not the same number of sums."""
+    """Where decode's sums differ from prefill's total (indices). Raises: ValueError: The numbers of sums differ."""
     if wrong := [sums for sums in pushed if len(sums) != len(here)]:
         raise ValueError(f"prefill has {len(wrong[0]) // 8} sums of content, decode has {len(here) // 8}")
     total = np.zeros(len(here) // 8, np.uint64)
@@ -238,8 +236,8 @@ def _numbers(spans: Sequence[TokenSpan], tokens: int) -> tuple[int, ...]:
 def _sampled(
     wanted: Mapping[int, Sequence[int]], own: Iterable[int], spans: Spans, seed: str
 ) -> dict[int, tuple[int, ...]]:
-    """The last range of the model's last region, which is written last, and some that ``seed`` chooses: layer after
-    layer. ``own``: regions that are not a draft model's, on which no answer depends."""
+    """The last range of the model's last region, which is written last, and ranges that ``seed`` chooses, spread over
+    the layers. ``own``: regions of the model itself; no answer depends on a draft model's."""
     if not wanted:
         return {}
     num_tokens = max(sum(stop - start for start, stop in of_group) for of_group in spans)
@@ -254,7 +252,7 @@ def _sampled(
 
 
 def _stride(num: int) -> int:
-    """Steps of about two thirds of ``num`` that come by each number once."""
+    """A step of about two thirds of ``num`` that visits each of ``num`` numbers once: it has no factor in common."""
     return next(step for step in range(max(1, num * 2 // 3), num + 2) if np.gcd(step, num) == 1)
 
 
@@ -269,13 +267,13 @@ def cells_of(
     table: Sequence[int],
     ranges: Sequence[TokenSpan] = (),
 ) -> Cells:
-    """Where ``region`` keeps the cells of ``spans`` that ``part`` counts; of those within ``ranges`` if there are any.
+    """Where ``region`` keeps the cells of ``spans`` that ``part`` counts; if ``ranges`` has any, only those within.
 
     ``table``: the request's blocks, from its first position on; of state the one block.
     """
     blocks = np.asarray(table, np.int64)
     if not region.has_tokens:
-        # Of a state that may be split anew: the rows of a run. They are few, and count as if they were tokens.
+        # The rows of a state's run are few, and count as if they were tokens. A state without runs is one row.
         slots = np.arange(1 if part.run is None else region.runs[part.run].num_rows, dtype=np.int64)
         return Cells(slots, np.repeat(blocks[:1] * region.pages_per_block, len(slots)), slots)
     positions = _positions(part, region, spans, ranges)
@@ -287,7 +285,7 @@ def cells_of(
 def _positions(
     part: ContentPart, region: RegionLayout, spans: Sequence[TokenSpan], ranges: Sequence[TokenSpan]
 ) -> Offsets:
-    """Token by token; by whole pages where a token's content is spread over its page (vLLM's CPU kernels).
+    """Positions token by token, or by whole pages where a token's content is spread over its page (vLLM's CPU kernels).
 
     A draft model goes on writing guesses behind the prompt while the prompt's KV is pushed (vLLM 0.32
     ``v1/spec_decode/llm_base_proposer.py``, ``propose``). Of such a page only the part that the prompt fills is
@@ -345,7 +343,7 @@ def _shared_runs(index: int, target_index: int, prefill: RankLayout, decode: Ran
 
 
 def _run(index: int, target_index: int, number: int, units: range, first: int) -> ContentPart:
-    """``first``: of ``units``, among those of the rank."""
+    """``first``: the first of ``units``, counted from the rank's first."""
     rows = range(first, first + len(units))
     return ContentPart(index, rows, target_index, run=number, first_unit=units.start)
 

@@ -7,7 +7,7 @@ a whole block there. Neighbours on decode are no neighbours on prefill, so that 
     7: [ s0 | s1 ]  ---->  21: [ s1 of 7 ]            [ s1 of 3 | s1 of 7 ]   one write, to 20
     3: [ s0 | s1 ]  ---->  20: [ s1 of 3 ]
 
-Decode knows nothing of it: the same bytes come to the same places.
+Decode notices no difference: the same bytes come to the same places.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 MOST_STRIP_BYTES: Final = 8 << 10
-"""Of a larger strip the copy may cost more than the writes it saves. ``benchmarks.strips``, 1→2 over TCP, with half
-of the writes: at 8 KiB 0.5 of the time on loopback, even at 2 Gbit/s; at 32 KiB 1.5 (decisions 0020 and 0023)."""
+"""Copying a larger strip may cost more than the writes that it saves. ``benchmarks.strips``, 1→2 over TCP, with half
+of the writes: at 8 KiB 0.5 of the time on loopback, 1.0 at 2 Gbit/s; at 32 KiB 1.5 (decisions 0020 and 0023)."""
 LEAST_GAIN: Final = 2
-"""How many times fewer the writes must be. Less was measured to be no gain, and in a scattered pool it is 1."""
+"""How many times fewer the writes must be. Less was measured to be no gain. In a scattered pool the factor is 1."""
 MOST_BUFFER_BYTES: Final = 1 << 20
-"""The most of one gather. Smaller buffers come back sooner; at 128 strips of 8 KiB a cut costs at most one write."""
+"""Most bytes of one gather. Smaller buffers come back sooner. Each cut, here after 128 strips of 8 KiB, costs at most
+one more write."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StripRun:
     """Strips of ``strip_bytes`` that lie side by side in one buffer, in the order of decode's blocks.
 
-    ``sources``: of each strip, in bytes from prefill's region: all are ``first_source`` plus whole ``step_bytes``.
-    ``strips``: the same bytes written straight from the blocks. ``writes``: from the buffer, whose first byte is 0.
+    ``sources``: where each strip begins in prefill's region, in bytes: ``first_source`` plus whole ``step_bytes``.
+    ``strips``: the ranges that write these bytes straight from the blocks. ``writes``: the ranges that write them from
+    the buffer, with sources counted from its first byte.
     """
 
     sources: Offsets
@@ -58,7 +60,7 @@ def may_have_strips(layout: RankLayout) -> bool:
 
 
 def is_small_strip(shape: CopyShape) -> bool:
-    """Whether each piece is a small part of prefill's page and all of decode's, without a gap to the next one."""
+    """Whether each piece is a small part of prefill's page and all of decode's page, without a gap to the next page."""
     ours, theirs = shape.source, shape.target
     is_whole_page = shape.num_rows == 1 and ours.page_tokens == theirs.page_tokens == shape.step
     is_dense = theirs.page_stride == shape.piece_bytes and theirs.offset == 0
@@ -67,9 +69,9 @@ def is_small_strip(shape: CopyShape) -> bool:
 
 
 def plan_gathers(shape: CopyShape, ranges: ByteRanges, buffer_bytes: int = MOST_BUFFER_BYTES) -> tuple[StripRun, ...]:
-    """How ``ranges``, those of a small strip's ``shape``, are gathered; empty where that would save too few writes.
+    """The gathers of ``ranges``, whose ``shape`` has small strips; empty: they would save too few writes.
 
-    ``buffer_bytes``: the most that one of them takes; at least a strip.
+    ``buffer_bytes``: the most that one gather takes; at least a strip.
 
     Example: strips for decode's blocks 21, 20 and 30 are one buffer and two writes.
     """

@@ -1,7 +1,7 @@
 """A link: all that one prefill rank writes into one decode rank, worked out alike on both ends.
 
-Regions are paired by layer name and by their order within a layer. Prefill makes byte ranges of a link, decode
-the number of bytes that it is owed. Regions that do not fit are refused here, before any byte, with both values.
+Regions are paired by layer name and by their order within a layer. Prefill makes byte ranges of a link; decode works
+out the number of bytes that it is owed. Regions that do not fit are refused here, before any byte, with both values.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _Key: TypeAlias = tuple[str, int, int]
 class RegionCopy:
     """One layer's source and target: base addresses in bytes, and how each block is copied.
 
-    Of a state that is split anew each run has a copy of its own.
-    ``source_index``, ``target_index``: the region's place in prefill's layout, in decode's. ``shape``: index into the
-    link's. ``is_resharded``: the bytes do not come from the region itself but from staging memory; the shape's source
-    then only tells in which blocks prefill holds which tokens.
+    Each run of a state that is split anew has a copy of its own.
+    ``source_index``, ``target_index``: the region's place in prefill's layout, in decode's. ``shape``: index into
+    ``Link.shapes``. ``is_resharded``: the bytes do not come from the region itself but from staging memory; the shape's
+    source then only tells in which blocks prefill holds which tokens.
     """
 
     layer_name: str
@@ -49,8 +49,8 @@ class RegionCopy:
 class Link:
     """Copies in prefill's order of regions, and the few shapes that they have.
 
-    ``coverage``: the heads of decode's regions that this link fills, a share of one as its fraction. Links that fill
-    a decode rank add up to ``full_coverage`` of it.
+    ``coverage``: the number of heads in decode's regions that this link fills; a share of a head counts as a fraction.
+    All links that fill a decode rank add up to its ``full_coverage``.
     """
 
     copies: tuple[RegionCopy, ...]
@@ -77,11 +77,11 @@ class _Planned:
 
 
 def require_possible(rank: RankLayout, who: str) -> None:
-    """There may be such a rank. A link takes time and memory by these sizes, and adds them up, so they are checked
-    first.
+    """The sizes and numbers of ``rank`` can be true. A link takes time and memory by these sizes and adds them up, so
+    they are checked first.
 
     Raises:
-        ProtocolError: There is none. Names the numbers that cannot be true together.
+        ProtocolError: They cannot. Names the numbers.
     """
     if not (0 < rank.tp_size <= MAX_SIDE and 0 < rank.num_stages <= MAX_SIDE):
         raise ProtocolError(
@@ -123,10 +123,10 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
 
 
 def plan_direct_shapes(link: Link, prefill: RankLayout, decode: RankLayout) -> dict[int, CopyShape]:
-    """How each region that is resharded also goes straight from its blocks, by the region's place in prefill's layout.
+    """For each resharded region, by its place in prefill's layout, the shape that writes it straight from its blocks.
 
-    Each prefill rank writes its own heads, token by token, and needs no other rank. Over them all each cell is written
-    once. It takes a write for each token. 8 heads, TP 2 to TP 1: rank 1 writes heads 4..7 of every token.
+    Each prefill rank then writes its own heads, a write for each token, and needs no other rank. All ranks together
+    write each cell once. 8 heads, TP 2 to TP 1: rank 1 writes heads 4..7 of every token.
     """
     ends = _Ends(prefill, decode)
     pairs = [(copy.source_index, copy.target_index) for copy in link.copies if copy.is_resharded]
@@ -134,10 +134,10 @@ def plan_direct_shapes(link: Link, prefill: RankLayout, decode: RankLayout) -> d
 
 
 def owed_by(prefill: RankLayout, decode: RankLayout) -> RankLayout:
-    """The decode rank with those regions that prefill must fill: not a draft model's, where prefill has none.
+    """The decode rank with the regions that prefill must fill: without the draft model's if prefill has none.
 
-    Its guesses are then made without the prompt's KV, and checked like any other. No stage of a prefill engine has a
-    draft model's layers alone: one that speculates has a single stage (``vllm/facts.py``).
+    The draft model then guesses without the prompt's KV, and vLLM checks its guesses like any others. A prefill engine
+    that speculates has a single stage (``vllm/facts.py``), so each of its ranks has the draft model's layers.
 
     Raises:
         ProtocolError: A region is the draft model's on decode and the model's own on prefill.
@@ -154,7 +154,7 @@ def owed_by(prefill: RankLayout, decode: RankLayout) -> RankLayout:
 
 
 def _require_memory(region: RegionLayout, who: str) -> None:
-    """Its pages do not overlap, and its last byte has an address that int64 holds."""
+    """The region's pages do not overlap, and int64 holds the address of its last byte."""
     if region.page_bytes > region.page_stride:
         raise ProtocolError(
             f"{who} has pages of {region.page_bytes} bytes with a stride of {region.page_stride} bytes in layer "
@@ -165,7 +165,7 @@ def _require_memory(region: RegionLayout, who: str) -> None:
 
 
 def full_coverage(decode: RankLayout) -> Fraction:
-    """The sum of the links into a decode rank, as ``owed_by`` has it, when every byte of it has a writer."""
+    """The sum of ``coverage`` over all links into ``decode`` (of ``owed_by``) when each of its bytes has a writer."""
     return Fraction(sum(_local_heads(region, decode) for region in decode.regions))
 
 
@@ -192,9 +192,10 @@ def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Ite
 def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
     """Prefill surely has every block of decode in which a window begins, down to the block's first token.
 
-    Windows begin anywhere: of blocks of 32 on decode and 16 on prefill, decode's first one may begin 16 tokens before
-    what prefill still has. To push only the tokens that this request can read would not do: vLLM gives the block to
-    decode's prefix cache, and a later request with a shorter prompt reads it from an earlier token on.
+    Windows begin anywhere: with blocks of 32 tokens on decode and 16 on prefill, decode's first block may begin 16
+    tokens before the first that prefill still has. To push only the tokens that this request can read would not do:
+    vLLM gives the block to decode's prefix cache, and a later request with a shorter prompt reads it from an earlier
+    token on.
     """
     ours, theirs = source.block_tokens, target.block_tokens
     if theirs > ours and source.window_step % theirs:
@@ -254,7 +255,7 @@ def _plan_direct_shape(source: RegionLayout, target: RegionLayout, ends: _Ends) 
 
 
 def _plan_state(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Iterator[_Planned]:
-    """With equal TP each rank's state moves whole, to its equal; else each of its runs is split anew."""
+    """With equal TP each rank's state moves whole to the same TP rank of decode; else each run of it is split anew."""
     _require_same_state(source, target, ends)
     if ends.prefill.tp_size != ends.decode.tp_size:
         for copy in plan_runs(source, target, ends.prefill, ends.decode):
@@ -320,7 +321,7 @@ def _cell(region: RegionLayout, rank: RankLayout) -> int:
 
 
 def _unit(source: RegionLayout, target: RegionLayout) -> int:
-    """The smaller block; the larger one, and both pages, are multiples or divisors of each other."""
+    """The smaller block, in tokens. Of both block sizes one divides the other, and so of both page sizes."""
     for ours, theirs, option in (
         (source.block_tokens, target.block_tokens, "--block-size"),
         (source.page_tokens, target.page_tokens, "kernel block size"),

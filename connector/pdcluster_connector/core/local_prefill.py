@@ -1,8 +1,8 @@
-"""Decides whether decode computes the tokens of a prompt that it lacks itself, or a prefill engine pushes them.
+"""Decides whether decode itself computes the missing tokens of a prompt, or a prefill engine pushes them.
 
 A push costs a call to the router, an order, a step of a prefill engine and the writes, whatever its length. A few
-tokens cost decode less: it computes them in its next step. But that step gets longer by them for every stream on the
-engine, so one step takes no more of them than one prompt may have.
+tokens cost decode less: it computes them in its next step. But they make that step longer for every stream on the
+engine, so one step takes no more such tokens than one prompt may have.
 
     least push 64:  missing 20 -> decode; then 40 -> decode, 60 in this step; then 10 -> pushed; next step: 10 -> decode
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 
 def is_local(num_missing: int, *, min_push_tokens: int, num_in_step: int) -> bool:
-    """Whether decode computes ``num_missing`` tokens of a prompt, the last one among them, itself.
+    """Whether decode itself computes the ``num_missing`` tokens of a prompt, which include the last one.
 
-    ``num_in_step``: tokens that it computes in the step to come instead of a push. The last token is always decode's
-    own, so a prompt that lacks no other is never pushed.
+    ``num_in_step``: missing tokens of other prompts that decode computes in the coming step. Decode always computes
+    the last token, so a prompt that lacks only that one is never pushed.
     """
     if num_missing <= 1:
         return True

@@ -1,8 +1,8 @@
-"""How soon a lane looks again at what it waits for: often enough to see its end at once, seldom enough to cost nothing.
+"""How soon a lane looks again at what it waits for: often enough to see its end soon, seldom enough to cost little.
 
 Neither the transport nor a device reports that a write or a layer has ended. So the lane has to look, and each look
 costs a turn of the lane (70 us on a cold core). It looks again after half of the time that is left: a few looks find
-the end. Said of writes here; layers are awaited one by one.
+the end. The figure is about writes; a lane awaits layers one by one.
 
     in flight   200          100      50    25  12 ...  0
     looks       |-------------|-------|-----|---|-.|.|.|      the last ones a millisecond apart
@@ -18,7 +18,7 @@ _FIRST_GUESS_S: Final = 0.00002
 SHORTEST_LOOK_S: Final = 0.001
 """The side channel waits in whole milliseconds. Short beside a layer, long beside a turn of the lane."""
 LONGEST_LOOK_S: Final = 0.008
-"""How late an end may be seen when a link has become faster. 8 ms: 1 % of a core for looks."""
+"""How late the lane may see an end when a link has become faster. 8 ms: looks then cost 1 % of a core."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The prefill ranks that have said hello to one decode rank, and no more of each than is still needed.
+"""The prefill ranks that have said hello to one decode rank. Of each it keeps no more than is still needed.
 
 Every lane of a prefill rank is a peer of its own, and a hello holds the layout of a whole rank (20 KB and more). So
 
@@ -31,7 +31,7 @@ MAX_PEERS: Final = 16384
 """Peers that are remembered. With one more, the peer that was silent longest is forgotten and must say hello again."""
 
 MAX_REFUSED: Final = 1024
-"""Refused peers that are told why once more; beyond it the oldest is forgotten. Its lane has ended long ago."""
+"""Refused peers whose reason is kept, to be told again. With one more the oldest is forgotten: its lane has ended."""
 
 _Rank: TypeAlias = tuple[BootId, int]
 """One life of one prefill rank."""
@@ -39,13 +39,13 @@ _Rank: TypeAlias = tuple[BootId, int]
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """The link of one prefill rank into this decode rank, and the other ranks of its engine that must write."""
+    """The link of one prefill rank into this decode rank, and all ranks of its engine that must write here."""
 
     link: Link
     needed: Fraction
     writers: frozenset[int]
     has_draft: bool = False
-    """Whether it brings a draft model's KV too."""
+    """Whether the prefill rank has a draft model's KV too."""
 
     def debt(self, spans: Spans) -> Debt:
         """Its debt for a request of ``spans``."""
@@ -94,7 +94,7 @@ class Peers:
         return self._known.get(peer) if peer is not None else None
 
     def refusal(self, peer: PeerId) -> str:
-        """Why ``peer`` was refused; empty when it was not, or that is forgotten."""
+        """Why ``peer`` was refused; empty: it was not, or the reason is forgotten."""
         refused = self._refused.get(peer)
         return refused.reason if refused else ""
 

@@ -1,4 +1,4 @@
-"""From pairs of blocks to the byte ranges that one layer's push writes.
+"""Turns pairs of blocks into the byte ranges that one layer's push writes.
 
 All offsets are relative to a region (one layer's KV memory of one rank), so they are computed once
 per step for each *shape of copy* and serve every layer of that shape: a layer only adds its two base addresses.
@@ -48,9 +48,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class CopyShape:
-    """How a push copies one kind of region. In tokens: ``unit``, what is pushed at once; ``step``, what a piece holds.
+    """How a push copies one kind of region. ``unit``: tokens that are pushed at once. ``step``: tokens in a piece.
 
-    ``is_state``: one block for a request, whatever its length; a piece is the whole of it.
+    ``is_state``: one block for a request, whatever its length; a piece is the whole state, or a row of one of its runs.
     """
 
     group: int
@@ -99,13 +99,13 @@ class MissingBlockError(Exception):
 
 
 def require_held(shape: CopyShape, part: GroupSlice, num_blocks: int) -> None:
-    """Decode, which has ``num_blocks`` blocks, has each one that ``part`` names, and ``part`` names one for each token.
+    """``part`` names a decode block for each of its tokens, and decode has each of them: ``num_blocks``, from 0 on.
 
-    Checked before any offset is made: a block that is not there would be written beside the KV cache, and one beyond
-    2^63 bytes would come round to a block of another request.
+    Checked before any offset is made: a write to a block that does not exist would land outside of the KV cache, and an
+    offset beyond 2^63 bytes would wrap around into a block of another request.
 
     Raises:
-        ProtocolError: It has not, or ``part`` does not.
+        ProtocolError: ``part`` names too few blocks, or one that decode does not have.
     """
     if part.start >= part.stop:
         return
@@ -191,7 +191,7 @@ def _offsets(grid: Grid, blocks: Offsets, tokens: Offsets, num_rows: int) -> Off
 def _join(source: Offsets, target: Offsets, piece_bytes: int) -> ByteRanges:
     """Pieces that follow each other on both sides become one range.
 
-    In order of their sources: vLLM hands freed blocks out last first, so tables of a used pool fall.
+    Sorted by source first: vLLM hands out the blocks that it freed last, so block tables of a used pool descend.
     """
     order = np.argsort(source, kind="stable")
     source, target = source[order], target[order]

@@ -75,7 +75,7 @@ class AttemptLost:
 
 @dataclass(frozen=True, slots=True)
 class CutSession:
-    """Close this session, then call ``cut``: a writer cannot say that it has stopped, or no peer uses it (idle)."""
+    """Close this session, then call ``cut``. A writer on it cannot say that it has stopped, or the session is idle."""
 
     session: SessionId
     is_idle: bool = False
@@ -83,7 +83,7 @@ class CutSession:
 
 @dataclass(frozen=True, slots=True)
 class SumUpReceive:
-    """Every rank is done with ``attempt``: sum up what is here, then call ``summed_up``."""
+    """Every rank is done with ``attempt``: sum up the content here, then call ``summed_up``."""
 
     attempt: Attempt
     has_draft: bool
@@ -91,7 +91,7 @@ class SumUpReceive:
 
 @dataclass(frozen=True, slots=True)
 class Mismatched:
-    """The content here after ``attempt`` differs from what was pushed; it may come again."""
+    """The content here after ``attempt`` differs from what was pushed; a second push may follow."""
 
     attempt: Attempt
     reason: str
@@ -103,7 +103,7 @@ ReceivingCommands: TypeAlias = tuple[ReceivingCommand, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTimes:
-    """``lease_s``: how long a silent writer is believed; ``quarantine_s``: a revoked one may take that long."""
+    """``lease_s``: how long a silent writer keeps its grant; ``quarantine_s``: how long a revoked one may take."""
 
     lease_s: float
     quarantine_s: float
@@ -149,7 +149,7 @@ class Receive:
         return frozenset((*self._asking, *writing))
 
     def open(self, peer: PeerId, attempt: Attempt, sender: Sender, *, now: float) -> ReceivingCommands:
-        """A prefill rank asks to write. Granted once to each rank of one engine life that owes us bytes."""
+        """A prefill rank asks to write. Each rank of one engine life that owes us bytes gets the grant, once."""
         if self.phase is ReceivePhase.RECEIVED:
             return (Reply(peer, Unneeded(self.transfer_id, attempt)),)
         if reason := self._refusal_of(peer, attempt, sender):
@@ -167,10 +167,10 @@ class Receive:
         return ()
 
     def done(self, peer: PeerId, message: Done, *, now: float) -> ReceivingCommands:
-        """A granted rank has written its part, it says: nothing of it is under way any more."""
+        """A granted rank says that it has written its part: none of its bytes is under way any more."""
         writer = self._writer(peer, message.attempt)
         if writer is None or writer.state not in MAY_WRITE:
-            # Said twice, unless nobody waits for it any more: then it may let its source go.
+            # A repeated ``Done`` has no answer while we compare. After that the rank may let its source go.
             is_kept = message.sums is None or (writer is not None and writer.keeps_source)
             return () if is_kept else (Reply(peer, Settled(self.transfer_id, message.attempt)),)
         if writer.state is not WriterState.WRITING:
@@ -210,7 +210,7 @@ class Receive:
         return revokes + lost + self._go_on(now)
 
     def fenced(self, peer: PeerId, message: Fenced, *, now: float) -> ReceivingCommands:
-        """A granted rank submits no more writes; unclean, some of its bytes may still come."""
+        """A granted rank submits no more writes. If it is not clean, some of its bytes may still come."""
         writer = self._writer(peer, message.attempt)
         if writer is None or writer.state not in MAY_WRITE:
             return ()
@@ -249,7 +249,7 @@ class Receive:
         return self._turn_away(reason) + self._revoke_all(now) + self._go_on(now)
 
     def expire(self, *, now: float) -> ReceivingCommands:
-        """Act on the deadline, on lapsed leases and on the end of quarantines."""
+        """Acts on the deadline, on lapsed leases, on the end of quarantines and on ranks that never asked to write."""
         if self._is_open and now >= self.deadline:
             return self.fail("deadline passed before the KV was here", now=now)
         late = [w for w in self._writers.values() if now >= w.until]
@@ -330,7 +330,7 @@ class Receive:
         return (*self._turn_away(reason), *self._revoke_all(now), AttemptLost(self.attempt, reason))
 
     def _turn_away(self, reason: str) -> ReceivingCommands:
-        """The peers that wait for their grant of the current attempt will not get it, and need not wait."""
+        """The peers that wait for their grant of the current attempt are denied it."""
         asking, self._asking = self._asking, {}
         return tuple(Reply(peer, Denial(self.transfer_id, self.attempt, reason)) for peer in asking)
 
@@ -356,7 +356,7 @@ class Receive:
         return (SumUpReceive(self.attempt, debt.has_draft),)
 
     def _push_again(self, mismatch: Mismatch, now: float) -> ReceivingCommands:
-        """Each rank pushes what it has of it, under the grant that it has."""
+        """Each rank pushes its part of the mismatch again, under the grant that it holds."""
         again = Again(self.transfer_id, self.attempt, mismatch.regions, mismatch.ranges)
         peers = [peer for peer, writer in self._writers.items() if writer.attempt == self.attempt]
         for peer in peers:
@@ -379,7 +379,7 @@ class Receive:
         return [writer for writer in self._writers.values() if writer.attempt == self.attempt]
 
     def _go_on(self, now: float) -> ReceivingCommands:
-        """A writer has stopped: grant those that waited for it, or report the failure that did."""
+        """A writer has stopped: grant the ranks that waited for that, or report the failure that did."""
         if self._is_open:
             return self._grant_if_clear(now) if self._asking else ()
         if self.phase is not ReceivePhase.STOPPING or any(w.state in MAY_WRITE for w in self._writers.values()):

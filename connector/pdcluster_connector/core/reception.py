@@ -45,7 +45,7 @@ MAX_PARKED: Final = 4096
 """Opens that may wait for their announcement. More than any engine runs at once; beyond it: denied."""
 
 PRUNE_EVERY_S: Final = 5.0
-"""How often ended transfers are looked through: there may be thousands, and nothing waits for it."""
+"""Seconds between two searches for transfers, peers and sessions to forget: there may be thousands, and no hurry."""
 
 SESSION_IDLE_S: Final = 600.0
 """How long a session is kept for a prefill engine that says nothing: its next request opens another in 1 ms."""
@@ -64,7 +64,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """This peer may write: give its engine a session, which may take seconds, then call ``invited``."""
+    """This peer is welcome: give its engine a session, which may take seconds, then call ``invited``."""
 
     peer: PeerId
     boot_id: BootId
@@ -72,7 +72,7 @@ class Invite:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Tell the scheduler, and by it the router, that this attempt will not fill the blocks."""
+    """Tell the scheduler, which tells the router, that this attempt will not fill the blocks."""
 
     request_id: RequestId
     attempt: Attempt
@@ -81,7 +81,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Sum up what is here of this transfer, then call ``summed_up``. ``has_draft``: also a draft model's part of it."""
+    """Sum up this transfer's content here, then call ``summed_up``. ``has_draft``: also the draft model's content."""
 
     transfer_id: TransferId
     attempt: Attempt
@@ -202,7 +202,7 @@ class Reception:
             yield from self._hear_known(peer, known, message, now)
 
     def invited(self, peers: Iterable[PeerId], session: SessionId, *, now: float) -> ReceptionCommands:
-        """``session`` is open for the engine of ``peers``; it is cut after a while if none of them is here any more."""
+        """``session`` is open for the engine of ``peers``. It is cut if no peer is heard for ``SESSION_IDLE_S``."""
         self._heard_at[session] = now
         for peer in peers:
             if known := self._peers.get(peer):
@@ -210,12 +210,12 @@ class Reception:
                 yield Reply(peer, msgspec.structs.replace(self.welcome, session=session))
 
     def cut(self, session: SessionId, *, now: float) -> ReceptionCommands:
-        """``session`` is closed: nothing lands by it any more."""
+        """``session`` is closed: no byte lands through it any more."""
         for transfer, waiting in list(self._waiting.items()):
             yield from self._commands(transfer, waiting.receive.cut(session, now=now), now)
 
     def summed_up(self, transfer: TransferId, attempt: Attempt, found: Found, *, now: float) -> ReceptionCommands:
-        """The content of ``transfer`` here has these sums. Does nothing for one that has ended meanwhile."""
+        """The content of ``transfer`` here has these sums. Does nothing if the transfer has ended meanwhile."""
         if waiting := self._waiting.get(transfer):
             yield from self._commands(transfer, waiting.receive.summed_up(attempt, found, now=now), now)
 
@@ -259,7 +259,7 @@ class Reception:
                 yield from self._cut_off(CutSession(session, is_idle=True))
 
     def _awaited(self) -> set[PeerId]:
-        """Peers that a receive waits for, or that wait for one."""
+        """Peers that a receive waits for, or whose open is parked."""
         parked = {opened.peer for opens in self._parked.values() for opened in opens}
         return parked.union(*(waiting.receive.awaited() for waiting in self._waiting.values()))
 
@@ -358,7 +358,7 @@ class Reception:
                     yield command
 
     def _cut_off(self, cut: CutSession) -> ReceptionCommands:
-        """Close a session, once; peers that used it must say hello again."""
+        """Closes a session, once. Peers that used it must say hello again."""
         if self._heard_at.pop(cut.session, None) is None:
             return
         yield cut

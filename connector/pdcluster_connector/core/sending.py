@@ -3,8 +3,8 @@
 Rule 1: every state and every message of a push is decided here.
 Rule 2: a push is done only when every planned byte is acknowledged, and its source blocks are
         released only when no write can read them any more.
-Rule 3: a push whose content is compared says done with sums of its source, and keeps it until decode has compared:
-        what is found to be wrong is pushed once more from there.
+Rule 3: a push whose content is compared says done with sums of its source, and keeps the source until decode has
+        compared: wrong content is pushed once more from there.
 
     OPENING --grant--> WRITING --last byte acknowledged--> DONE
        |   \\           |     \\--likewise, compared--> COMPARING --settled, give_up, deadline, cut--> DONE
@@ -12,9 +12,9 @@ Rule 3: a push whose content is compared says done with sums of its source, and 
        |     +--unneeded-----------------------------------------> DONE (decode has it all)
        +-- denial, bad write, give_up, deadline, revoke --> STOPPING --no write in flight, or cut--> STOPPED
 
-A push is *clean* while every write that was submitted was acknowledged. A write that ended badly may still
-read our memory and land (measured with Mooncake 0.3.13), and so may one that does not end: both ask for a
-*cut*, the closing of the session that they travel on, and only after it the source is released.
+A push is *clean* if every write that it submitted was acknowledged. A write that ended badly may still read our memory
+and land (measured with Mooncake 0.3.13), and so may one that does not end. Both need a *cut*, the closing of the
+session that they travel on; the source is released only after it.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Push:
 
     @property
     def awaits_sums(self) -> bool:
-        """Whether sums of its source are still to be found, also where nothing else reads that any more."""
+        """Whether its source is still to be summed up. The source is then needed even if no write reads it."""
         return self.wants_sums and self._sums is None and self.phase in (PushPhase.OPENING, PushPhase.WRITING)
 
     def opening(self, message: Open) -> SendingCommands:
@@ -128,7 +128,7 @@ class Push:
         return (Send(message),)
 
     def plan(self, num_bytes: int, num_layers: int, *, is_last: bool) -> SendingCommands:
-        """``num_bytes`` more in ``num_layers`` layers will be written; with ``is_last`` that is all there is."""
+        """``num_bytes`` more in ``num_layers`` layers will be written; with ``is_last`` nothing else follows."""
         assert not self._is_whole, f"{self.key}: planned after its last part"
         self.planned_bytes += num_bytes
         self._num_layers = max(self._num_layers, num_layers)
@@ -136,7 +136,7 @@ class Push:
         return self._finish_if_complete()
 
     def grant(self, lease_s: float, *, now: float) -> SendingCommands:
-        """Decode lets us write, and believes us for ``lease_s`` after each word of ours."""
+        """Decode lets us write. The grant lapses when decode hears nothing of this attempt for ``lease_s``."""
         if self.phase is PushPhase.OPENING:
             self.phase, self._lease_s = PushPhase.WRITING, lease_s
             self._renew_at = now + lease_s / RENEWALS_PER_LEASE
@@ -172,9 +172,9 @@ class Push:
         return self.phase is PushPhase.COMPARING and self._num_pushes == 1
 
     def again(self, num_bytes: int, *, now: float) -> SendingCommands:
-        """Decode has found something else than was pushed: ``num_bytes`` of it are written once more.
+        """Decode has found other content than was pushed: ``num_bytes`` of it are written once more.
 
-        Our sums are those from before: should the source have changed since, nothing agrees with them.
+        Our sums stay those of the first push. If the source has changed since, decode's sums will differ again.
         """
         assert self.may_push_again, f"{self.key}: again while {self.phase.name}"
         self.phase, self._num_pushes = PushPhase.WRITING, 2
@@ -183,7 +183,7 @@ class Push:
         return self._finish_if_complete()
 
     def refuse_again(self, reason: str) -> SendingCommands:
-        """Decode wants a second push of something that cannot be pushed from here."""
+        """Decode wants a second push that this rank cannot make."""
         return (Send(Failed(*self.key, reason, is_fenced=True)), *self._let_go())
 
     def settled(self) -> SendingCommands:
@@ -191,7 +191,7 @@ class Push:
         return self._let_go() if self.phase is PushPhase.COMPARING else ()
 
     def write_failed(self, reason: str, *, now: float) -> SendingCommands:
-        """One write ended badly: only a cut ends what it may still do."""
+        """One write ended badly. Until a cut it may still read our memory, and land."""
         self._in_flight -= 1
         self._is_clean = False
         return *self.give_up(reason, now=now), CutLane(reason)
@@ -201,7 +201,7 @@ class Push:
         if self.is_ended or self.phase is PushPhase.STOPPING:
             return ()
         if self.phase is PushPhase.COMPARING:
-            return self._let_go()  # All is there, as far as we know; a wish for a second push will be refused.
+            return self._let_go()  # Every byte is acknowledged. A later ``Again`` will be refused.
         self._enter_stopping(reason, now)
         self._is_fence_owed = not self._is_quiet
         return (Send(Failed(*self.key, reason, is_fenced=self._is_quiet)), *self._stop_if_quiet())
@@ -225,7 +225,7 @@ class Push:
         return commands if self.is_ended else (*commands, *self._stop())
 
     def expire(self, *, now: float) -> SendingCommands:
-        """Act on the passed deadline, on a lease to be renewed and on a write that does not end."""
+        """Acts on the deadline, on a lease that is to be renewed and on a write that does not end."""
         if self.is_ended:
             return ()
         if self.phase is PushPhase.STOPPING:
@@ -237,7 +237,7 @@ class Push:
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether nothing of this push can read or write any more, as far as the transport has told."""
+        """Whether every write of this push has ended well, so that none can read or land any more."""
         return self._in_flight == 0 and self._is_clean
 
     def _renew(self, now: float) -> SendingCommands:

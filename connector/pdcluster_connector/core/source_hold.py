@@ -2,8 +2,8 @@
 
     begin(readers) --released by every reader, and finished by vLLM--> free, named once
 
-vLLM keeps the blocks of a finished request until its id is reported as sent; so the blocks of requests that
-``take_free`` names may be overwritten at once.
+vLLM keeps the blocks of a finished request until its id is reported as sent. ``take_free`` names the ids to report:
+their blocks may be overwritten at once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SourceHolds(Generic[R]):
             hold.readers.discard(reader)
 
     def reader_ended(self, reader: R) -> None:
-        """``reader`` is no more: it reads nothing."""
+        """``reader`` has ended: it reads no request's blocks any more."""
         for hold in self._holds.values():
             hold.readers.discard(reader)
 

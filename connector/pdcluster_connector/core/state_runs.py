@@ -1,7 +1,7 @@
 """How recurrent state (Mamba, gated delta net) goes from the ranks of one TP size to those of another.
 
-A state is no run of tokens. Some projections of a layer leave it behind, and TP shards each of them by a count of its
-own. A *run* is one of these parts (``StateRun``). A *unit* is the smallest piece of it that a rank holds whole.
+A state does not hold tokens. Several projections of a layer each leave a part in it, and TP shards each part by a count
+of its own. A *run* is such a part (``StateRun``). A *unit* is the smallest piece of a run that a rank holds whole.
 
     page of a rank, gated delta net, layout SD: 3 rows of [q | k | v], then one row of the rank's heads
     page of a rank, Mamba2, layout SD:          3 rows of [x | B | C], then one row of the rank's heads
@@ -38,10 +38,10 @@ class RunCopy:
 
 
 def require_whole(region: RegionLayout, rank: RankLayout) -> None:
-    """The runs of ``region`` are all of its page, and each rank has whole units.
+    """The runs of ``region``, if it has any, fill its page, and ``rank`` has whole units of each.
 
     Raises:
-        ProtocolError: They are not. Names the numbers.
+        ProtocolError: The numbers do not fit. Names them.
     """
     for run in region.runs:
         units, end = len(units_of(run, rank)), run.offset + (run.num_rows - 1) * run.row_stride + run.row_bytes
@@ -58,7 +58,7 @@ def require_whole(region: RegionLayout, rank: RankLayout) -> None:
 
 
 def described(region: RegionLayout, rank: RankLayout) -> list[tuple[int, int, int]]:
-    """Units, bytes of a unit in a row and rows of each run: the same on each rank of any engine of the model."""
+    """(units, bytes of a unit in a row, rows) of each run: the same on each rank of any engine of the model."""
     return [(run.units, unit_bytes(run, rank), run.num_rows) for run in region.runs]
 
 
@@ -77,12 +77,12 @@ def unit_bytes(run: StateRun, rank: RankLayout) -> int:
 
 
 def shared_units(source: StateRun, target: StateRun, prefill: RankLayout, decode: RankLayout) -> range:
-    """The units of a run that the one rank writes into the other."""
+    """The units of a run that the prefill rank writes into the decode rank."""
     return units_pushed(_sharding(source, prefill), prefill.tp_rank, _sharding(target, decode), decode.tp_rank)
 
 
 def plan_runs(source: RegionLayout, target: RegionLayout, prefill: RankLayout, decode: RankLayout) -> Iterator[RunCopy]:
-    """The bytes of a state that one rank writes into the other; the two describe it alike."""
+    """The rows of a state that the prefill rank writes into the decode rank. Both must describe the state alike."""
     for ours, theirs in zip(source.runs, target.runs, strict=True):
         if units := shared_units(ours, theirs, prefill, decode):
             size = unit_bytes(ours, prefill)

@@ -29,10 +29,10 @@ class KvGroup:
     is_state: bool = False
     state_every: int = 0
     is_windowed: bool = False
-    """Whether a token reads the last tokens only, and vLLM takes blocks before them away."""
+    """Whether a token reads only a window of the last tokens, and vLLM frees the blocks before the window."""
 
     def held_blocks(self, num_tokens: int, blocks: Sequence[int]) -> Sequence[int]:
-        """Those of a request's blocks that hold ``num_tokens`` tokens, or the state after them."""
+        """The blocks, of a request's, that hold its first ``num_tokens`` tokens, or the state after them."""
         if not self.is_state:
             return blocks[: num_blocks(self, num_tokens)]
         index = (num_tokens - 1) // self.state_every if self.state_every else 0
@@ -45,10 +45,11 @@ def held_table(groups: Sequence[KvGroup], num_tokens: int, table: Sequence[Seque
 
 
 def num_kept_back(groups: Sequence[KvGroup]) -> int:
-    """Last tokens of a prompt that prefill does not compute, for decode computes the last one itself.
+    """How many last tokens of a prompt prefill leaves out (0 or 1), since decode computes the last one itself.
 
-    It takes state on from the one before. With a window vLLM 0.32 takes away what the token *behind* the computed ones
-    does not read: told of all P tokens it would drop the block that ends at P - window, which token P - 1 still reads.
+    To compute it, decode needs the state before that token. With a window vLLM 0.32 frees the blocks that the token
+    *after* the computed ones does not read. If prefill computed all P tokens, vLLM would free the block that ends at
+    P - window, which token P - 1 still reads.
     """
     return int(any(group.is_state or group.is_windowed for group in groups))
 
@@ -75,7 +76,7 @@ class GroupPair:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as both engines see it. ``cached_tokens``: decode has them already; whole units of every group."""
+    """One prompt as both engines see it. ``cached_tokens``: those that decode has; whole units of every group."""
 
     num_tokens: int
     cached_tokens: int
@@ -101,7 +102,8 @@ class Prompt:
 
 
 def slice_of(pair: GroupPair, span: TokenSpan, prefill: Sequence[int], decode: Sequence[int]) -> GroupSlice:
-    """``span`` with its blocks, out of what both engines hold for the prompt (``held_blocks``)."""
+    """``span`` with its blocks. ``prefill``, ``decode``: the blocks that each engine has of the prompt
+    (``held_blocks``)."""
     return GroupSlice(*span, _covering(pair.prefill, span, prefill), _covering(pair.decode, span, decode))
 
 

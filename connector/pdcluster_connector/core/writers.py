@@ -1,4 +1,4 @@
-"""The writers into one decode rank: the debt of each, and how far it is. ``receiving.py`` decides about them.
+"""The writers into one decode rank: the debt and the state of each. ``receiving.py`` decides about them.
 
 WRITING --done--> DONE --again--> WRITING
    +--revoke--> REVOKED --fenced and clean--> FENCED
@@ -20,16 +20,16 @@ PeerId = NewType("PeerId", bytes)
 """One prefill rank's connection to this decode rank."""
 
 SessionId = NewType("SessionId", str)
-"""The transport session that one life of a prefill engine writes on. Cutting it stops no other engine."""
+"""The transport session that a prefill engine writes on: its own, or with ``sessions: shared`` that of all engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Debt:
     """A prefill rank's debt for one request, as decode works it out.
 
-    ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: the part of decode's
-    ``needed`` heads that this rank fills; those of all writers must add up to it. ``has_draft``: a draft model's are
-    among them.
+    ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: how many of decode's ``needed``
+    heads this rank fills; over all writers it must add up to ``needed``. ``has_draft``: a draft model's heads are among
+    them.
     """
 
     num_bytes: int
@@ -41,7 +41,7 @@ class Debt:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """A prefill rank that asks to write: which engine life, which rank of it, on which session, and what it owes."""
+    """A prefill rank that asks to write: the life of its engine, its rank, its session and its debt."""
 
     boot_id: BootId
     rank: int
@@ -50,7 +50,7 @@ class Sender:
 
 
 class WriterState(Enum):
-    """How far one granted prefill rank is."""
+    """The state of one granted prefill rank."""
 
     WRITING = auto()
     REVOKED = auto()
@@ -72,11 +72,11 @@ class Writer:
     """WRITING: when its lease lapses. REVOKED: when its quarantine ends."""
     state: WriterState = WriterState.WRITING
     num_pushes: int = 1
-    """2 once it was asked to push something again."""
+    """2 once decode has asked for a second push."""
     sums: ContentSums | None = None
-    """The sums of its pushed content, as it says; while it is ``DONE`` it keeps its source for a second push."""
+    """The sums of its pushed content, from its ``Done``. With sums it keeps its source while its state is ``DONE``."""
 
     @property
     def keeps_source(self) -> bool:
-        """Whether it waits to hear that nothing more is wanted of it."""
+        """Whether the rank keeps its source until decode says ``Settled`` or ``Again``."""
         return self.state is WriterState.DONE and self.sums is not None

@@ -1,7 +1,7 @@
-"""Decides which prefill rank brings which heads of which tokens together: then decode's blocks leave in one piece.
+"""Decides which prefill rank brings together which heads of which tokens, so that decode's blocks leave in one piece.
 
 A token-major block holds ``[token][head][cell]``. With unequal TP a decode rank's bytes of one token are spread over
-several prefill ranks, or are a part of one's. So the prefill ranks first exchange heads among themselves, and then
+several prefill ranks, or part of one rank's. The prefill ranks first exchange heads among themselves, and then
 write whole runs of tokens.
 
     prefill rank 0  heads 0..3 of stripes 0 1 2 3        owner 0: all heads of stripes 0 2 --> decode rank 0
@@ -12,8 +12,8 @@ those pieces of a prompt whose stripe number (first position // ``stripe_tokens`
 them, and the others *supply* it with their heads. A *piece* lies side by side on both engines: the tokens of the
 smaller page.
 
-Every rank makes the plan from the step's metadata alone, which all ranks have alike, so they agree on what is sent in
-which order without a word. ``rounds.py`` turns these facts into the plan of one rank.
+Every rank plans from the step's metadata alone. All ranks have the same metadata, so they agree on what is sent in
+which order without a message. ``rounds.py`` turns these facts into the plan of one rank.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Supply:
 class Feed:
     """How one decode rank is fed: its heads, its contributors in order, and who supplies each of them.
 
-    ``supplies[i]`` covers ``heads`` once; what the owner holds itself it supplies itself.
+    ``supplies[i]`` covers ``heads`` once. An owner supplies the heads that it holds to itself.
     """
 
     decode_rank: int

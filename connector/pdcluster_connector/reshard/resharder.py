@@ -5,8 +5,8 @@
     lane threads   --release(ticket)--> staging memory          on_outcome(Resharded | ReshardFailed | StepRead)
 
 Every rank of the prefill TP group has one, and gives it the same steps, items and layers in the same order; so the
-collectives of all ranks are the same in number, order and size. A rank takes part also with requests that it has given
-up itself. Three things may hold this thread, each for a bounded time: the layer's device event, the other ranks, space.
+collectives of all ranks are the same in number, order and size. A rank takes part even for requests that it has given
+up. Three things may hold this thread, each for a bounded time: the layer's device event, the other ranks, space.
 
     space not in time     this rank's parts of that layer are reported failed; it still serves the others
     a rank dies, is late, or the device does not end     the resharder is broken for good, with one reason: the group is
@@ -46,8 +46,8 @@ class Resharded:
     """Parts of one region of one step lie in staging, ready to be written.
 
     A part's bytes begin at ``offset + part.offset`` of the staging memory; ``part.item`` counts the items of the
-    region's group. Give ``ticket`` back once for each part, when nothing reads it any more. A region of which
-    this rank owns nothing comes too, without parts.
+    region's group. Release ``ticket`` once for each part, when nothing reads the part any more. A region of which this
+    rank owns nothing is reported too, without parts.
     """
 
     step: int
@@ -68,7 +68,7 @@ class ReshardFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepRead:
-    """The resharder, ours and the others', reads the KV of this step's items no more; also after a failure."""
+    """Neither our resharder nor another rank's reads the KV of this step's items any more; said after failures too."""
 
     step: int
 
@@ -80,8 +80,8 @@ ReshardOutcome: TypeAlias = Resharded | ReshardFailed | StepRead
 class ResharderContext:
     """The dependencies of a resharder. ``regions``: by region index.
 
-    ``wait_s``: the most that it waits for a layer's computation, for its own work on the device, and for space.
-    Shorter than the timeout of the group, in which the others wait for us.
+    ``wait_s``: the longest wait for a layer's computation, for the resharder's own work on the device, and for space.
+    It is shorter than the group's timeout, for which the other ranks wait for us.
     """
 
     us: GroupRank
@@ -119,7 +119,7 @@ class _EndedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One round of one layer. ``may_stage``: no round of the layer before it went without space."""
+    """One round of one layer. ``may_stage``: every earlier round of the layer has got space."""
 
     step: int
     regions: tuple[int, ...]
@@ -132,7 +132,7 @@ class Resharder:
     def __init__(
         self, context: ResharderContext, group: dist.ProcessGroup | None, on_outcome: Callable[[ReshardOutcome], object]
     ) -> None:
-        """``group``: of ``open_reshard_group``, the resharder's alone, which it closes; None for TP 1."""
+        """``group``: from ``open_reshard_group``. Only the resharder uses it, and closes it. None for TP 1."""
         self._context = context
         self._on_outcome = on_outcome
         self._inbox: SimpleQueue[_PlannedStep | _SavedRegions | _EndedStep | threading.Event | None] = SimpleQueue()
@@ -140,7 +140,7 @@ class Resharder:
         self._is_closing = False
         self._group = group
         self._group_lock = threading.Lock()
-        """Guards ``_group``: close, and our own thread, leave it once."""
+        """Guards ``_group``: ``close`` and the resharder's thread both leave it, and only the first one does so."""
         self._number = 0
         self._step = _PlannedStep(0, {})
         self._stream: Stream = NoStream()
@@ -150,7 +150,7 @@ class Resharder:
 
     @property
     def failure(self) -> str:
-        """Why the resharder is of no use any more; empty while it is. Any thread."""
+        """Why the resharder is broken for good; empty: it is not. Any thread."""
         return self._failure
 
     def begin_step(self, step: int, items: GroupItems) -> None:
@@ -184,9 +184,9 @@ class Resharder:
         self._context.staging.release(ticket)
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread and the group. Orders that are not done are reported failed. Waits 1 s more at most.
+        """Ends thread and group. Orders that are not done are reported failed. Waits ``timeout_s`` + 1 s at most.
 
-        False when the thread still waits for another rank or the device: it may still read the KV cache then.
+        False: the thread still waits for another rank or the device, and may still read the KV cache.
         """
         self._is_closing = True
         self._inbox.put(None)
@@ -244,7 +244,7 @@ class Resharder:
             self._on_outcome(ReshardFailed(order.step, regions, reason))
 
     def _reshard(self, order: _SavedRegions, group: int, regions: tuple[int, ...]) -> str:
-        """Every round of the layer; the reason why our parts will not come, if so."""
+        """Runs every round of the layer. Returns why our parts will not come; empty: they have come."""
         planned = self._plan(group, regions)
         if isinstance(planned, str):
             return planned
@@ -253,7 +253,7 @@ class Resharder:
         reason = ""
         for planned_round in rounds:
             turn = _Turn(order.step, regions, may_stage=not reason)
-            # Also without space: the others wait for what we send.
+            # We run rounds without space too: the other ranks wait for what we send.
             reason = self._run(turn, planned_round, indices) or reason
         if not rounds:
             for region in regions:
@@ -261,7 +261,7 @@ class Resharder:
         return reason
 
     def _plan(self, group: int, regions: tuple[int, ...]) -> tuple[tuple[Round, ...], Indices] | str:
-        """The layer's rounds, made once for each shape of layer; or why there are none, alike on every rank."""
+        """The layer's rounds, made once for each shape of layer; or why there are none. The same on every rank."""
         shapes = tuple(self._context.regions[index].shape for index in regions)
         plans = self._step.plans
         if (group, shapes) not in plans:
@@ -273,7 +273,7 @@ class Resharder:
         return plans[group, shapes]
 
     def _run(self, turn: _Turn, planned: Round, indices: Indices) -> str:
-        """One round; the reason why our parts of it did not get into staging, if so."""
+        """Runs one round. Returns why our parts of it did not get into staging; empty: they did, or there are none."""
         regions = [self._context.regions[index] for index in turn.regions]
         regrouping = Regrouping(planned, regions, indices, self._scratch)
         if planned.travels:
@@ -318,7 +318,7 @@ class Resharder:
         """``event`` is complete.
 
         Raises:
-            TimeoutError: It was not in time, or the resharder is closing.
+            TimeoutError: It is not complete within ``wait_s``, or the resharder is closing.
         """
         deadline = time.monotonic() + self._context.wait_s
         while not self._context.device.is_done(event):
@@ -327,7 +327,7 @@ class Resharder:
             time.sleep(_POLL_S)
 
     def _break(self, reason: str) -> None:
-        """No further round: the ranks may not agree any more on which one comes next."""
+        """Runs no further round: the ranks may not agree any more on which round comes next."""
         if not self._failure:
             self._failure = reason
             _LOG.error("resharder broken rank=%d reason=%r", self._context.us.rank, reason)

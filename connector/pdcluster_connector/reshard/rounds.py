@@ -5,8 +5,8 @@ region of the layer; bytes for one peer lie side by side, and both ends go throu
 
     regions in order > families of items in order > decode ranks > owners > runs of heads > pieces of items in order
 
-A *family* is the items with one decode TP size and one size of piece. Where the layer's bytes are more than the staging
-buffer, the pieces are cut into *rounds*, each of which fits: rounds follow from the metadata too.
+A *family* is the items with one decode TP size and one size of piece. If the layer's bytes are more than the staging
+buffer holds, the pieces are cut into *rounds* that fit. All ranks cut alike, from the metadata.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Pieces:
 class StagingPlace:
     """Staging for one decode rank's pieces: ``[piece][token][decode's heads][cell]`` from ``offset`` bytes on.
 
-    ``heads``: those to fill, counted from decode's first.
+    ``heads``: the heads to fill, counted from decode's first.
     """
 
     offset: int
@@ -114,7 +114,7 @@ class RegionRound:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One all-to-all: one part for each region of the layer, in order."""
+    """One all-to-all: our half for each region of the layer, in order."""
 
     regions: tuple[RegionRound, ...]
 
@@ -125,12 +125,12 @@ class Round:
 
     @property
     def staged_bytes(self) -> int:
-        """Staging memory that this rank needs; the regions' shares follow each other."""
+        """Staging memory that this rank needs; the regions' bytes follow each other."""
         return sum(region.staged_bytes for region in self.regions)
 
     @property
     def num_parts(self) -> int:
-        """How many parts must be written before its buffer is free again."""
+        """How many parts must be written before the round's buffer is free again."""
         return sum(len(region.parts) for region in self.regions)
 
 
@@ -162,8 +162,8 @@ def plan_rounds(
 def write_rows(part: StagedPart, item: ReshardItem, decode: TokenPages) -> ByteRanges:
     """The fewest ranges that write ``part``: pieces adjacent on both sides are one.
 
-    A source is relative to the buffer of the part's region, a target to decode's region. One range for each block, or
-    fewer, where decode's pages are not padded.
+    A source is relative to the buffer of the part's region, a target to decode's region. If decode's pages are not
+    padded, there is one range for each block, or fewer.
     """
     target = decode.offsets(decode.blocks_at(part.tokens, item.start, item.decode_blocks), part.tokens)
     starts = np.flatnonzero(np.diff(target, prepend=-part.piece_bytes - 1) != part.piece_bytes)
@@ -203,7 +203,7 @@ def _require_pieces(shapes: Sequence[TokenShape], items: Sequence[ReshardItem]) 
 
 
 def _families(items: Sequence[ReshardItem]) -> dict[tuple[int, int], list[int]]:
-    """Numbers of the items with one decode TP size and one size of piece; in order of the first of each."""
+    """(decode TP size, tokens of a piece) to the numbers of the items of that family, in order of their first items."""
     families: dict[tuple[int, int], list[int]] = {}
     for number, item in enumerate(items):
         families.setdefault((item.decode_tp_size, item.piece_tokens), []).append(number)
@@ -211,7 +211,7 @@ def _families(items: Sequence[ReshardItem]) -> dict[tuple[int, int], list[int]]:
 
 
 def _feeds(shape: TokenShape, prefill_tp: int, decode_tp: int) -> tuple[Feed, ...]:
-    """None where blocks move as they are."""
+    """The feed of every decode rank; empty: blocks move as they are."""
     if not is_resharded(prefill_tp, decode_tp, shape.kv_heads):
         return ()
     return plan_feeds(prefill_tp, decode_tp, shape.kv_heads)
@@ -241,7 +241,11 @@ def _bytes_by_turn(prefill_tp: int, feeds: Sequence[Feed]) -> list[Offsets]:
 
 
 def _cut(owned: Offsets, staging_bytes: int) -> Iterator[tuple[int, int]]:
-    """Runs of pieces, as long as can be, of which no rank stages more than that."""
+    """The longest runs [first, last) of pieces of which no rank stages more than ``staging_bytes``.
+
+    Raises:
+        ValueError: One piece has more bytes.
+    """
     total = np.concatenate([np.zeros((1, owned.shape[1]), np.int64), owned.cumsum(axis=0)])
     first = 0
     while first < len(owned) and (total[-1] > total[first]).any():

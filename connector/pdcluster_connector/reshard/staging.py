@@ -48,7 +48,7 @@ class SpanPool:
         """The span that was taken at ``start`` is free.
 
         Raises:
-            KeyError: None was.
+            KeyError: No span was taken there.
         """
         insort(self._free, (start, start + self._taken.pop(start)))
         merged = self._free[:1]
@@ -81,7 +81,7 @@ class StagingBuffer:
         self._holders_lock = threading.Lock()
 
     def release(self) -> None:
-        """One holder reads it no more. Once for each holder; any thread."""
+        """One holder does not read the buffer any more. Once for each holder; any thread."""
         with self._holders_lock:
             self._holders -= 1
             is_free = self._holders == 0
@@ -107,11 +107,11 @@ class StagingMemory:
         self._shares: dict[Ticket, int] = {}
         self._changed = threading.Condition()
         self.is_wanted = False
-        """Whether somebody waits for space. Any thread may look."""
+        """Whether the resharder waits for space. Any thread may look."""
 
     @property
     def address(self) -> int:
-        """To register ``[address, address + num_bytes)``, and to write from ``address + offset``."""
+        """Address of the first byte. A buffer at ``offset`` is written from ``address + offset``."""
         return self.tensor.data_ptr()
 
     @property
@@ -126,7 +126,7 @@ class StagingMemory:
             return self._pool.is_idle
 
     def take(self, num_bytes: int, shares: int, *, deadline: float, is_closing: Callable[[], bool]) -> Ticket | None:
-        """A buffer that comes back after ``shares`` releases; None when there is none by ``deadline``, or we close.
+        """A buffer that comes back after ``shares`` releases; None: none is free by ``deadline``, or ``is_closing``.
 
         Waits. Resharder thread only.
         """
@@ -141,7 +141,7 @@ class StagingMemory:
             return self._hand_out(offset, num_bytes, shares)
 
     def take_now(self, num_bytes: int) -> Ticket | None:
-        """A buffer that comes back after one release; None when there is none now. Any thread; never waits."""
+        """A buffer that comes back after one release; None: none is free now. Any thread; never waits."""
         with self._changed:
             offset = self._pool.take(num_bytes)
             return None if offset is None else self._hand_out(offset, num_bytes, 1)

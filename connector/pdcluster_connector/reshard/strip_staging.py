@@ -2,9 +2,9 @@
 
     lane thread --begin(region, gather)--> buffer, copy on the lane's own stream --event--> writes --release--> buffer
 
-A lane copies only behind the layer's device event, and writes only behind the copy's. A buffer comes back when nothing
+A lane copies only after the layer's device event, and writes only after the copy's. A buffer comes back when nothing
 reads it any more *and* its copy is over: the copy of a push that has stopped may still be under way, and would spoil
-what comes after it in the buffer.
+the next strips in the buffer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 @dataclass(frozen=True, slots=True)
 class GatheredStrips:
-    """They lie from ``address`` on once ``copied`` is complete. ``buffer``: to be released once."""
+    """Strips that lie from ``address`` on once ``copied`` is complete. ``buffer``: to be released once."""
 
     address: int
     copied: DeviceEvent
@@ -37,13 +37,13 @@ class GatheredStrips:
 
 @dataclass(slots=True)
 class StripStaging:
-    """One rank's; all of its lanes use it. ``data``: by region index, uint8 [bytes of the region], borrowed."""
+    """All lanes of one rank share it. ``data``: by region index, uint8 [bytes of the region], borrowed."""
 
     memory: StagingMemory
     data: Mapping[int, torch.Tensor]
     device: Device
     _under_way: list[tuple[Ticket, DeviceEvent]] = field(default_factory=list)
-    """Buffers that nothing reads any more, but whose copies were not over when that was so."""
+    """Buffers that nothing reads any more, but whose copies may still be under way."""
     _lock: Lock = field(default_factory=Lock)
     """Guards ``_under_way``."""
 
@@ -54,12 +54,12 @@ class StripStaging:
         return self.memory.is_idle
 
     def take(self, num_bytes: int) -> Ticket | None:
-        """A buffer for now; None when there is none. A thread that has entered the device; never waits."""
+        """A buffer; None: none is free now. A thread that has entered the device; never waits."""
         self._sweep()
         return self.memory.take_now(num_bytes)
 
     def give_back(self, ticket: Ticket, copied: DeviceEvent) -> None:
-        """Nothing reads the buffer any more, which ``copied`` fills. A thread that has entered the device."""
+        """Nothing reads the buffer any more. It is free once ``copied`` is. A thread that has entered the device."""
         with self._lock:
             self._under_way.append((ticket, copied))
         self._sweep()
@@ -79,16 +79,16 @@ class StripStaging:
 
 
 class StripGatherer:
-    """One lane's. Lane thread only; nothing in it waits for a peer."""
+    """Gathers one lane's strips. Lane thread only; never waits for a peer."""
 
     def __init__(self, staging: StripStaging) -> None:
         self._staging = staging
         self._stream: Stream | None = None
         self._rows: WeakKeyDictionary[StripRun, torch.Tensor] = WeakKeyDictionary()
-        """Of each gather of a step, which serves every layer."""
+        """For each gather, where its strips lie. One gather of a step serves every layer."""
 
     def begin(self, region: int, gather: StripRun) -> GatheredStrips | None:
-        """The strips of ``gather`` in ``region`` (index) are being copied; None where there is no space.
+        """The strips of ``gather`` in ``region`` (index) are being copied; None: there is no space.
 
         The region's layer must be final.
         """
@@ -118,7 +118,7 @@ class StripGatherer:
 
 
 def bytes_from(view: torch.Tensor, base: int, num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes]: the memory from address ``base`` on, which ``view`` (uint8, strided) lies in."""
+    """uint8 [num_bytes]: the memory from address ``base`` on. ``view`` (uint8, strided) lies in the same storage."""
     return view.as_strided((num_bytes,), (1,), view.storage_offset() + base - view.data_ptr())
 
 

@@ -75,7 +75,7 @@ def region_bytes(tensor: torch.Tensor, base: int, num_bytes: int) -> torch.Tenso
     """uint8 [num_bytes]: the memory at address ``base``, in the storage of ``tensor`` (a KV cache of vLLM).
 
     Raises:
-        ConfigError: It reaches over the storage's end. (``set_`` would move the whole storage to a larger place.)
+        ConfigError: It reaches beyond the storage. (``set_`` would move the whole storage to a larger place.)
     """
     storage = tensor.untyped_storage()
     end, storage_end = base + num_bytes, storage.data_ptr() + storage.nbytes()
@@ -91,7 +91,7 @@ def open_reshard_group(ranks: Sequence[int], timeout_s: float, backend: str | No
     """A group for the resharder alone: collectives of other threads must not mix with its own.
 
     Every process of the default group calls it, for every TP group, in the same order; waits for them. Engine start.
-    ``timeout_s`` bounds one round; it must be longer than what a rank may be late: the resharder's ``wait_s``.
+    ``timeout_s`` bounds one round. A rank may be late by the resharder's ``wait_s``, so it must be longer than that.
     """
     group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend)
     return group
@@ -115,14 +115,14 @@ class Indices:
         step = region.step_bytes(pieces.piece_tokens)
         key = (id(pieces), step)
         if key not in self._rows:
-            # The pieces are kept beside their rows, so that their id is nobody else's.
+            # The pieces are kept beside their rows, so that no other object gets their id.
             self._rows[key] = pieces, torch.from_numpy(pieces.sources // step).to(self.device)
         return self._rows[key][1]
 
 
 @dataclass(slots=True, eq=False)
 class Scratch:
-    """Buffers for what leaves and what comes, kept from round to round: one round uses them at a time.
+    """Buffers for bytes that leave and bytes that come, kept from round to round: one round uses them at a time.
 
     They grow to the largest round; fresh memory costs more than the copy into it (page faults).
     """
@@ -138,7 +138,7 @@ class Scratch:
 
 
 class Regrouping:
-    """One round for one layer, in two halves, because space in staging is looked for while bytes travel.
+    """One round for one layer, in two halves: the resharder looks for space in staging while bytes travel.
 
     Resharder thread only, within the side stream.
     """
@@ -169,9 +169,9 @@ class Regrouping:
         self._work = dist.all_to_all_single(self._received, outgoing, receives, sends, group=group, async_op=True)
 
     def finish(self) -> None:
-        """The others' bytes are here; with an accelerator: for what the side stream does next.
+        """The other ranks' bytes are here; on an accelerator, for work that the side stream is given from now on.
 
-        Waits up to the group's timeout. The gathered memory is not read any more when this and the stream are done.
+        Waits up to the group's timeout. Once the side stream is done too, nothing reads the gathered memory any more.
 
         Raises:
             RuntimeError: Another rank ended or was late.
@@ -194,7 +194,7 @@ class Regrouping:
                 self._copy(index, gather, outgoing[start:])
 
     def _copy(self, index: int, gather: Gather, target: torch.Tensor) -> None:
-        """``target`` (uint8, long enough) begins with what ``gather`` names, side by side."""
+        """``target`` (uint8, long enough) begins with the cells that ``gather`` names, side by side."""
         region, pieces, heads = self._regions[index], gather.pieces, gather.heads
         shape = (len(pieces.sources), pieces.piece_tokens, len(heads), region.shape.cell_bytes)
         flat = self._words(target, shape)
@@ -205,7 +205,7 @@ class Regrouping:
             flat.copy_(self._whole(index, pieces)[:, :, heads.start : heads.stop])
 
     def _whole(self, index: int, pieces: Pieces) -> torch.Tensor:
-        """``pieces`` with all heads of ours, gathered once for all ranks that want some of them."""
+        """``pieces`` with all heads of this rank, gathered once for all ranks that want some of them."""
         key = (index, id(pieces))
         if key not in self._gathered:
             region = self._regions[index]
@@ -224,7 +224,7 @@ class Regrouping:
             self._slot(buffer, place, cell_bytes).copy_(self._words(self._received[start:], shape))
 
     def _slot(self, buffer: torch.Tensor, place: StagingPlace, cell_bytes: int) -> torch.Tensor:
-        """The heads of ``place`` that are to fill: words [piece, token, head, cell]."""
+        """The heads that ``place`` names, in ``buffer``: words [piece, token, head, cell]."""
         shape = (place.num_pieces, place.piece_tokens, place.num_heads, cell_bytes)
         return self._words(buffer[place.offset :], shape)[:, :, place.heads.start : place.heads.stop]
 

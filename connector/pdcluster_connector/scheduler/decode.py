@@ -42,7 +42,7 @@ class Metaserver(Protocol):
     """The scheduler half's needs of the metaserver client. Both calls return at once."""
 
     def post(self, request_id: RequestId, url: str, said: DecodeCall, *, deadline: float) -> None:
-        """Send what is said; its outcome is appended to the deque given at construction.
+        """Sends ``said``; the outcome is appended to the deque that the client was made with.
 
         A request may have several calls open: one for each attempt that decode asked for.
         """
@@ -63,16 +63,16 @@ class DecodeEngine:
     num_stages: int = 1
     dp_rank: int = 0
     page_tokens: tuple[int, ...] = ()
-    """Tokens in a page of each group; empty: as in its blocks."""
+    """Tokens in a page of each group; empty: a block is one page."""
     transfer_protocol: str = ""
     content_check: ContentCheck = ContentCheck.OFF
-    """Of requests that ask for no receipt; of those that do all is compared."""
+    """For requests that want no receipt; for the others all content is compared."""
     min_push_tokens: int = 0
-    """Of requests that ask for no receipt; those that do are pushed whatever they lack."""
+    """For requests that want no receipt; the others are pushed if they lack more than the last token."""
 
     @property
     def num_kept_back(self) -> int:
-        """Last tokens of a prompt that prefill does not compute."""
+        """How many last tokens of a prompt prefill does not compute: 0 or 1."""
         return num_kept_back(self.groups)
 
 
@@ -85,14 +85,14 @@ class _Request:
     params: DecodeParams | None
     refusal: str = ""
     is_settled: bool = False
-    """Its KV is reserved, received or failed: it never asks for a push again."""
+    """vLLM has allocated its blocks once: it never asks for a push again."""
     is_over: bool = False
-    """Its wait has ended, or the workers were told to end it."""
+    """Its wait has ended, or it never waits, or the workers were told to end its wait."""
     reservation: Reservation | None = None
     lost_attempt: Attempt = _NO_ATTEMPT
     """The newest attempt that the workers have given up."""
     has_failed: bool = False
-    """A worker did not get its part: whatever others got, vLLM computes the prompt or fails the request."""
+    """A worker did not get its part. vLLM then computes the prompt or fails the request, whatever others got."""
     num_received_tokens: int = 0
     """Prompt tokens that all ranks have received whole."""
     num_missing: int = 0
@@ -100,7 +100,7 @@ class _Request:
 
     @property
     def must_be_pushed(self) -> bool:
-        """A proof; or a refusal, which vLLM only hears of while it waits for a push."""
+        """Whether it wants a receipt; or it is refused, which vLLM can be told only while it waits for a push."""
         return self.params is None or self.params.wants_receipt
 
 
@@ -120,10 +120,10 @@ class DecodeScheduler:
         self._cancels: list[Cancel] = []
         self._posts: list[tuple[RequestId, str, DecodeCall, float]] = []
         self._num_local_tokens = 0
-        """Tokens that this engine computes in the step to come instead of a push."""
+        """Missing tokens that this engine computes itself in the coming step."""
 
     def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
-        """Take a request in. Bad parameters are kept as the reason with which it will fail."""
+        """Takes a request in. One with bad parameters will fail; the reason is kept for that."""
         try:
             parsed = parse_decode_params(params)
             self._engine.secret.check(parsed.token, parsed.transfer_id, parsed.attempt, parsed.deadline_ms)
@@ -131,16 +131,16 @@ class DecodeScheduler:
             self._requests[request_id] = _Request(token_ids, now, None, str(error))
             return
         if parsed.transfer_id in self._transfers:
-            # A second sequence of one request (n, best_of), or a client's doing: its blocks are not those that prefill
-            # was told of. Or, after a load failure or a timeout, vLLM's API layer with the same parameters under
-            # a new id, which is aborted before it is scheduled.
+            # A second sequence of one request (n, best_of), or a client's own parameters: prefill was told of other
+            # blocks. Or vLLM's API layer repeats the request under a new id, after a load failure or a timeout: vLLM
+            # aborts that one before it is scheduled.
             self._requests[request_id] = _Request(token_ids, now, None, _second_sequence(parsed.transfer_id))
             return
         self._transfers[parsed.transfer_id] = request_id
         self._requests[request_id] = _Request(token_ids, deadline_after(parsed.deadline_ms, now=now), parsed)
 
     def external_tokens(self, request_id: RequestId, computed_tokens: int) -> int:
-        """How many prompt tokens behind ``computed_tokens`` a push shall bring; 0 when none is wanted."""
+        """How many prompt tokens after ``computed_tokens`` a push shall bring; 0: no push is wanted."""
         request = self._requests.get(request_id)
         if request is None or request.is_settled:
             return 0
@@ -171,7 +171,7 @@ class DecodeScheduler:
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
     def step(self) -> DecodeStep:
-        """This step's news for the workers. Reservations leave only after this: the workers know them first."""
+        """This step's news for the workers. Posts the calls too: none leaves before the step that announces it."""
         while self._outcomes:
             self._decide(*self._outcomes.popleft())
         step = DecodeStep(tuple(self._expects), tuple(self._ended), tuple(self._cancels))
@@ -182,28 +182,27 @@ class DecodeScheduler:
         return step
 
     def finish(self, request_id: RequestId) -> dict[str, object] | None:
-        """vLLM has ended the request, in any state. Returns what its answer tells the router, where the router has
-        asked."""
+        """vLLM has ended the request, in any state. Returns the receipt for its answer, if the router wants one."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return None
         if request.params is not None:
             del self._transfers[request.params.transfer_id]
         self._posts = [post for post in self._posts if post[0] != request_id]
-        # Once it is over its KV came, or did not: to hang up would tell the router that decode has given up on prefill.
+        # After the wait is over, to hang up would tell the router that decode has given prefill up.
         if not request.is_over:
             self._abort(request_id, request)
         wants_receipt = request.params is not None and request.params.wants_receipt
         if not wants_receipt:
             return None
-        # No rank has received a request whose content was to be compared before it was.
+        # With a receipt each rank has compared the content before it reported the request as received.
         num_received = request.num_received_tokens
         return to_wire(Receipt(num_received, num_received > 0, self._engine.transfer_protocol))
 
     def received(self, ended: Iterable[RequestId], failed: Iterable[RequestId] = ()) -> None:
-        """The workers have reported the end of these waits, and without its KV that of the ``failed`` ones.
+        """The workers have reported that the waits of ``ended`` are over, and that those of ``failed`` brought no KV.
 
-        A rank that failed may say so before the last rank's wait has ended.
+        A failed rank may say so before the last rank's wait is over.
         """
         for request_id in failed:
             if request := self._requests.get(request_id):
@@ -230,13 +229,13 @@ class DecodeScheduler:
         self._posts.append((request_id, request.params.metaserver, again, request.deadline))
 
     def _prefill_locally(self, request_id: RequestId, request: _Request, now: float) -> None:
-        """Nothing is asked for, now or after a preemption. The router is told, and what it answers changes nothing."""
+        """Decode asks for no push, now or after a preemption. The router is told; its answer changes nothing."""
         request.is_over = True
         if request.num_missing > 1:
             self._num_local_tokens += request.num_missing
             count(LOCAL_PREFILLS)
             count(LOCAL_PREFILL_TOKENS, request.num_missing)
-        if (params := request.params) is not None and request.token_ids:  # Embeddings have none.
+        if (params := request.params) is not None and request.token_ids:  # A prompt of embeddings has none.
             said = LocalPrefill(
                 transfer_id=params.transfer_id,
                 attempt=params.attempt,
@@ -282,7 +281,7 @@ class DecodeScheduler:
         external_tokens: int,
         now: float,
     ) -> Reservation:
-        """One line for each field of the message: of this engine, of the request, of the router's order."""
+        """The reservation, from facts of this engine, of the request and of the router's parameters."""
         first, groups = self._engine.side_channels[0], self._engine.groups
         tokens = request.token_ids[: len(request.token_ids) - self._engine.num_kept_back]
         return Reservation(

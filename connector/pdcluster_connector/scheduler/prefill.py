@@ -43,7 +43,7 @@ from pdcluster_protocol.secret import Secret
 BlockTable: TypeAlias = tuple[Sequence[int], ...]
 
 _MAX_REMEMBERED: Final = 16384
-"""Ended pushes that are remembered until their deadlines: minutes of the largest engine, 4 MB."""
+"""Most ended pushes that are remembered until their deadlines: some minutes of the largest engine, 4 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Transfer:
 
 
 class _UsedKeys:
-    """The pushes that have begun here: a second one of the same transfer and attempt would write other blocks there.
+    """The pushes that have begun here. A second push for one transfer and attempt would write other KV into its blocks.
 
     begin --> lives --ended--> its lanes may still know it --freed--> remembered until its deadline --> forgotten
     """
@@ -93,7 +93,7 @@ class _UsedKeys:
         self._until[key] = math.inf
 
     def freed(self, key: PushKey, *, deadline: float) -> None:
-        """No lane knows ``key`` any more. Remembered for the reason in the refusal, and so not for ever."""
+        """No lane knows ``key`` any more. It is remembered until ``deadline``, only to refuse a second push."""
         self._until[key] = deadline
         self._freed.append(key)
 
@@ -120,7 +120,7 @@ class PrefillScheduler:
     """Decides which block leaves when, for every request of one prefill engine."""
 
     def __init__(self, engine: PrefillEngine, timing: PushTiming, secret: Secret, life: BootId) -> None:
-        """``life``: minted for this scheduler, of which an engine (vLLM: each data-parallel rank) has one."""
+        """``life``: boot id of this scheduler. An engine (in vLLM, each data-parallel rank) has one scheduler."""
         self._secret = secret
         self._life = life
         self._engine = engine
@@ -129,10 +129,10 @@ class PrefillScheduler:
         self._refusals: dict[RequestId, str] = {}
         self._keys = _UsedKeys()
         self._unfreed: dict[RequestId, _Transfer] = {}
-        """Ended, while workers may still read their blocks."""
+        """Ended requests whose blocks workers may still read."""
 
     def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
-        """Take a request in. One that cannot be pushed is computed all the same, and its answer says why not."""
+        """Takes a request in. One that cannot be pushed is still computed, and its answer says why not."""
         try:
             self._transfers[request_id] = self._accept(params, token_ids, now)
         except ProtocolError as error:
@@ -147,7 +147,7 @@ class PrefillScheduler:
         *,
         now: float,
     ) -> PrefillStep:
-        """The blocks that this step completes."""
+        """The slices that this step completes, and the preempted requests among those that are pushed."""
         slices = []
         for item in scheduled:
             transfer = self._transfers.get(item.request_id)
@@ -239,8 +239,8 @@ class PrefillScheduler:
         block_table_of: Callable[[RequestId], BlockTable],
         now: float,
     ) -> PushSlice | None:
-        """The slice of this step, and the watermarks behind it. None: the step completes nothing, and it is not the
-        first or last slice, which say more than blocks."""
+        """The slice of this step; moves the watermarks. None: the step completes nothing. The first and the last slice
+        are sent also without blocks."""
         is_last = item.computed_tokens >= transfer.prompt.num_tokens
         # Serial mode holds everything back until the prompt is whole.
         computed = item.computed_tokens if is_last or not self._is_serial else 0
@@ -263,7 +263,7 @@ def _slice(
     held: Sequence[Sequence[int]],
     now: float,
 ) -> PushSlice:
-    """``spans`` of a transfer, with the blocks of both engines. ``held``: ours, of all that is computed."""
+    """``spans`` of a transfer, with the blocks of both engines. ``held``: our blocks with all that is computed."""
     reservation, prompt, is_last = transfer.reservation, transfer.prompt, transfer.is_whole
     return PushSlice(
         request_id,
@@ -279,8 +279,8 @@ def _slice(
 
 
 def _content(transfer: _Transfer, tables: Sequence[Sequence[int]]) -> ContentOrder | None:
-    """The positions as decode works them out, by its own table, and our table as vLLM has it: nothing of the push's
-    plan."""
+    """The positions that decode works out from its own table, and our table as vLLM has it. Nothing comes from the
+    push's plan."""
     check = transfer.reservation.content_check
     if check is ContentCheck.OFF:
         return None

@@ -3,8 +3,8 @@
     forward thread   work ---> mark into memory ---> event
     watching thread                                    event? memory? ... event? memory?
 
-The mark in memory is the evidence, and no clock: ``judging.py`` says what follows from each pair of answers. Time only
-chooses how much work is given, so that the first question comes while it is under way.
+The evidence is the mark in memory, not a clock: ``judging.py`` says what follows from each pair of answers. A clock
+only chooses how much work is given, so that the first question comes while the work is under way.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from pdcluster_protocol.errors import ConfigError
 _LOG: Final = logging.getLogger("vllm.pdcluster.self_test")
 _PATIENCE: Final = Patience()
 _LENGTHS_S: Final = (0.03, 0.1, 0.3)
-"""Of the work. The next one only where the device was through before the first question."""
+"""Lengths of the work. The next one is tried only if the device was done before the first question."""
 _BETWEEN_LOOKS_S: Final = 0.001
 _MEASURED_S: Final = 0.005
-"""Longer than what a call and a wait cost beside the work."""
+"""Least time to measure: a call and a wait take far less."""
 _MOST_MEASURED: Final = 4096
 _SIDE: Final = 2048
-"""Of the matrices: 16 MiB each, and a product takes far longer than its launch (0.3 ms to 5 us on an H100)."""
+"""Rows of the square matrices: 16 MiB each. A product takes far longer than its launch (0.3 ms to 5 us on an H100)."""
 _MARGIN_S: Final = 30.0
-"""For the watching thread itself, beyond what it may wait for."""
+"""Time for the watching thread itself, beyond the device's."""
 
 
 class LongWork(Protocol):
@@ -86,7 +86,7 @@ class Products:
             torch.matmul(self._factor, self._factor, out=self._product)
 
     def _wait(self) -> None:
-        """The current stream is through."""
+        """The current stream has done its work. Waits for it."""
         self._mark.item()
 
 
@@ -117,7 +117,7 @@ class _Watcher:
         self._questions.put(question)
 
     def answer(self) -> EventVerdict:
-        """The verdict of the thread; STUCK if it does not say so in time.
+        """The thread's verdict; STUCK if there is none in time.
 
         Raises:
             Exception: A question to the device has raised it there.
@@ -156,7 +156,8 @@ class _Watcher:
 
 
 def require_honest_events(device: Device, where: torch.device) -> None:
-    """Events of ``where`` say what is true. Engine start, in the forward thread. Takes some tenths of a second.
+    """Events of ``where`` complete when their work does, as far as a trial shows. Engine start, in the forward thread.
+    Takes some tenths of a second.
 
     Raises:
         ConfigError: They do not, or the device cannot be asked.
@@ -171,7 +172,7 @@ def require_honest_events(device: Device, where: torch.device) -> None:
 
 
 def try_events(device: Device, where: torch.device, work: LongWork, patience: Patience = _PATIENCE) -> EventVerdict:
-    """HONEST, or UNSEEN where no question came in time.
+    """HONEST, or UNSEEN if every question came after the work.
 
     Raises:
         ConfigError: Events are not honest, or the device cannot be asked.
@@ -183,7 +184,7 @@ def try_events(device: Device, where: torch.device, work: LongWork, patience: Pa
 
 
 def _translated(where: torch.device, ask: Callable[[], EventVerdict]) -> EventVerdict:
-    """The answer of ``ask``. Some builds of PyTorch have no error of its own for memory that is used up.
+    """The answer of ``ask``. Some builds of PyTorch raise a plain ``RuntimeError`` when memory is used up.
 
     Raises:
         OutOfMemoryError: The device's memory is used up.

@@ -16,7 +16,7 @@ from typing import Final
 
 WHEEL: Final = "mooncake-transfer-engine"
 OLDEST_MOONCAKE: Final = "0.3.12.post1"
-"""Before it TCP said that bytes had arrived when they were sent."""
+"""Older versions report over TCP that bytes have arrived when they were only sent."""
 
 _DEVICE_OF: Final = {
     WHEEL: ("cuda", "12"),
@@ -24,16 +24,16 @@ _DEVICE_OF: Final = {
     f"{WHEEL}-npu": ("npu", ""),
     f"{WHEEL}-non-cuda": ("cpu", ""),
 }
-"""Mooncake's builds: whose memory each can read, and of which CUDA it is."""
+"""Mooncake's builds: the device whose memory each can read, and the major version of its CUDA; empty: it needs none."""
 BUILDS: Final = tuple(_DEVICE_OF)
 _CHOSEN_BY_DEVICE: Final = ("cuda", "npu")
-"""Where only its own build will do. On a CPU any that can be loaded will."""
+"""Devices that need their own build. On a CPU every build works that can be loaded."""
 
 CANN_LIBRARIES: Final = (
     "libascendcl.so", "libllm_datadist.so", "libmetadef.so",
     "libhccl.so", "libacl_op_compiler.so", "libge_runner.so", "libgraph.so",
 )  # fmt: skip
-"""Of Mooncake's build for NPUs, then those that only torch_npu needs."""
+"""The libraries that Mooncake's build for NPUs needs, then those that only torch_npu needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +43,15 @@ class MooncakeFacts:
     builds: tuple[tuple[str, str], ...]
     """Distributions of Mooncake with their versions."""
     device_type: str
-    """vLLM's name for it."""
+    """vLLM's name for the device."""
     torch_cuda: str = ""
     """The CUDA that PyTorch was built for, as ``13.0``."""
     is_own_build: bool = False
-    """It was installed from a file: its name does not say what it was compiled for."""
+    """It was installed from a file or URL: its name does not say what it was compiled for."""
 
 
 def mooncake_problem(facts: MooncakeFacts) -> str:
-    """Why this Mooncake cannot serve this device."""
+    """Why this Mooncake cannot serve this device; empty: it can."""
     fitting = _build_for(facts)
     if not facts.builds:
         return (
@@ -115,7 +115,7 @@ class AscendFacts:
 
 
 def ascend_problems(facts: AscendFacts) -> tuple[str, ...]:
-    """Why KV cannot go by Mooncake's ``ascend`` protocol here, or would go wrong without a word."""
+    """Why KV cannot go by Mooncake's ``ascend`` protocol here, or would go wrong without an error."""
     problems = []
     if facts.not_loaded:
         missing = ", ".join(facts.not_loaded)
@@ -144,27 +144,27 @@ class Look:
     says_done: bool
     """The event's answer."""
     is_written: bool
-    """Whether what the stream was given before the event was in memory, looked at after that answer."""
+    """Whether the work that was given before the event was in memory, as looked at after the event's answer."""
 
 
 class EventVerdict(Enum):
     GO_ON = auto()
     """Ask again."""
     HONEST = auto()
-    """It said "not yet" while the work was under way, and "complete" after it."""
+    """The event said "not yet" while the work was under way, and "complete" after it."""
     UNSEEN = auto()
     """The work was over before the first question."""
     EARLY = auto()
-    """It said "complete" while the work was under way."""
+    """The event said "complete" while the work was under way."""
     NEVER = auto()
-    """It says "not yet" long after the work."""
+    """The event says "not yet" long after the work."""
     STUCK = auto()
     """The work does not end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a device may take. Both far longer than any that works: they end what would never end."""
+    """How long a device may take. Both times are far longer than a working device takes: they end endless waits."""
 
     late_s: float = 10.0
     """Of an event, after its work is in memory."""
@@ -173,9 +173,9 @@ class Patience:
 
 
 def judge(looks: Sequence[Look], begun_s: float, patience: Patience) -> EventVerdict:
-    """The verdict so far; the last answer counts, and it is the only one that may have said "complete".
+    """The verdict so far. Only the last of ``looks`` may have said "complete".
 
-    Never from how fast an answer came: a host that was not scheduled for a while must not blame the device.
+    EARLY and HONEST do not depend on how fast an answer came: a host that did not run for a while proves no fault.
     """
     last = looks[-1]
     if last.says_done and not last.is_written:
@@ -193,7 +193,7 @@ def judge(looks: Sequence[Look], begun_s: float, patience: Patience) -> EventVer
 
 
 def events_problem(verdict: EventVerdict, device: str, patience: Patience) -> str:
-    """The harm that an engine on such a device would do, and the cure."""
+    """The harm that an engine on such a device would do, and the cure; empty: none."""
     cure = "update the device's driver and PyTorch's build for it, or use another device"
     said = {
         EventVerdict.EARLY: "an event is complete while its work is under way, so KV would leave before it is computed",

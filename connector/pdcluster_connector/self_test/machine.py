@@ -31,7 +31,7 @@ def require_machine(device_type: str, protocol: str) -> None:
     """The packages and mounts here fit the device and ``transfer_protocol``. Engine start.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: They do not.
     """
     problems = (
         mooncake_problem(read_mooncake(device_type)),
@@ -42,7 +42,7 @@ def require_machine(device_type: str, protocol: str) -> None:
 
 
 def read_mooncake(device_type: str) -> MooncakeFacts:
-    """Imports PyTorch where its CUDA counts."""
+    """The facts about Mooncake here. Imports PyTorch if the device is CUDA's."""
     cuda = ""
     if device_type == "cuda":
         import torch
@@ -59,7 +59,7 @@ def mooncake_builds() -> tuple[tuple[str, str], ...]:
 
 
 def _known_builds() -> list[tuple[str, str]]:
-    """Python imports the one of the first folder on its path: those of other folders do not count."""
+    """The builds in the first folder of Python's path that has any: Python imports from no other."""
     found = [one for name in BUILDS for one in _distribution(name)]
     folders = {str(one.locate_file("")) for one in found}
     first = next((folder for folder in sys.path if folder in folders), None)
@@ -67,7 +67,7 @@ def _known_builds() -> list[tuple[str, str]]:
 
 
 def _distribution(name: str) -> Iterator[metadata.Distribution]:
-    """None, or one. The rest of an interrupted uninstall has no name."""
+    """The distribution ``name``, if it is installed. The remains of an interrupted uninstall have no name."""
     with suppress(metadata.PackageNotFoundError):
         found = metadata.distribution(name)
         if found.metadata["Name"]:
@@ -85,7 +85,7 @@ def _other_builds() -> list[tuple[str, str]]:
 
 
 def read_ascend(hccn_conf: Path = HCCN_CONF, load: Callable[[str], object] = ctypes.CDLL) -> AscendFacts:
-    """Loads CANN's libraries, as Mooncake and torch_npu do."""
+    """The facts about this NPU's machine. Loads CANN's libraries, as Mooncake and torch_npu do."""
     not_loaded = tuple(library for library in CANN_LIBRARIES if not _can_load(library, load))
     return AscendFacts(_why_unreadable(hccn_conf), not_loaded, os.getuid(), _user_name(os.getuid()))
 

@@ -20,7 +20,7 @@ from typing import Final, NewType, Protocol
 from pdcluster_protocol.errors import TransferError
 
 WriteId = NewType("WriteId", int)
-"""Names what one call of ``submit_writes`` submitted, within its transport. Never used again."""
+"""Names the writes of one call of ``submit_writes``, within its transport. Never used again."""
 
 WriteRange = tuple[int, int, int]
 """Source address, target address, and bytes (at least 1) of one write."""
@@ -53,7 +53,7 @@ class TransportSettings:
     devices: tuple[str, ...] = ()
     """``transfer_devices`` of the connector's settings."""
     writes_per_submit: int = 0
-    """The same of the connector's settings. 0: what fits the protocol."""
+    """``writes_per_submit`` of the connector's settings. 0: what fits the protocol."""
     enter_thread: Callable[[], None] = _enter_nothing
     """``Device.enter_thread`` of the rank: a thread of the transport's own calls it before Mooncake."""
 
@@ -67,7 +67,7 @@ class Transport(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False once it is closed: by its user, or by another one of a transport that several share. Never waits."""
+        """False once it is closed: by its user, or by another user of a shared transport. Never waits."""
 
     @property
     def writes_per_submit(self) -> int:
@@ -88,19 +88,18 @@ class Transport(Protocol):
 
         Raises:
             TransferError: Surely nothing is submitted: a source is not registered, or the transport is closed or
-                refused.
+                refuses.
         """
 
     def write_status(self, write: WriteId) -> WriteStatus:
         """How far a submit is. Ask until it is not PENDING, then never again. Lane thread; does not wait."""
 
     def close(self) -> None:
-        """No peer can write any more, and we write no more. Waits 2 s at most. When that is so, a second call does
-        nothing.
+        """No peer can write any more, and we write no more. Waits 2 s at most. Once closed, it does nothing.
 
         Raises:
             TransferError: That is not certain: a thread is still inside the transport. Each further call says so until
-                it has come out.
+                that thread has come out.
         """
 
 
@@ -141,5 +140,5 @@ class RegisteredMemory:
             self.require(source, num_bytes)
 
     def _index(self, address: int) -> int:
-        """The last span that begins at or before ``address``; -1 if there is none."""
+        """Index of the last span that begins at or before ``address``; -1: there is none."""
         return bisect_right(self._spans, (address, _ABOVE_ALL)) - 1

@@ -1,7 +1,7 @@
-"""An engine of Mooncake's and the threads that are inside it: it is freed once it is closed and they have left.
+"""Frees a Mooncake engine once it is closed and every thread that is inside it has left.
 
-A thread may stay inside for a minute, where it opens a peer that is stopped. Others neither wait for it, nor take the
-engine away from under it. Source of truth: Mooncake 0.3.13, which ends the process where a freed engine is called.
+A thread that opens a stopped peer may stay inside for a minute. Other threads neither wait for it nor free the engine
+under it. Source of truth: Mooncake 0.3.13, where a call of a freed engine ends the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class InUse(Generic[E]):
         self._free = free
         self._num_inside = 0
         self._is_awaited = False
-        """Whether ``close`` is to free the engine itself, so that it knows when that is over."""
+        """Whether ``close`` shall free the engine itself, so that it knows when the engine is freed."""
         self._is_freed = False
         self._has_left = threading.Condition()
 
@@ -34,7 +34,7 @@ class InUse(Generic[E]):
 
     @property
     def is_freed(self) -> bool:
-        """Whether freeing it is over."""
+        """Whether the engine has been freed."""
         return self._is_freed
 
     @contextmanager

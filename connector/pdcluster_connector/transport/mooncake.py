@@ -39,7 +39,7 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _DEFAULTS: Final = {
     # Mooncake's 2,048 count for all threads together; past it Mooncake refuses and leaves the peer in doubt.
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
-    # Mooncake's 15000 to 17000 are soon used up by sessions that were cut: no port is used again soon (see below).
+    # Mooncake's 15000 to 17000 are soon used up by sessions that were cut: ``_used_ports`` are not used again soon.
     # Up to Kubernetes' node ports; Mooncake refuses Linux's ephemeral ones.
     "MC_MIN_RPC_PORT": str(MOONCAKE_PORTS[0]),
     "MC_MAX_RPC_PORT": str(MOONCAKE_PORTS[1]),
@@ -47,9 +47,10 @@ _DEFAULTS: Final = {
 """Environment of Mooncake where the user has set none."""
 _SYSTEM_LIBRARIES: Final = "apt-get install libibverbs1 ibverbs-providers librdmacm1 libnuma1 libcurl4"
 _CLOSE_S: Final = 0.5
-"""For probes under way. Longer than a live peer's answer (0.2 ms); with the destructor under the contract's 2 s."""
+"""How long ``close`` waits for probes. A live peer answers in 0.2 ms. This wait and the destructor stay under the
+contract's 2 s."""
 _LEAVE_S: Final = 0.1
-"""At least, after those, for threads that are not opening a peer: they come out at once."""
+"""How long, at least, ``close`` then waits for the other threads inside: they come out at once."""
 _CLOSED: Final = "the transport session is closed"
 
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
@@ -145,7 +146,7 @@ class MooncakeTransport:
         self._openings.close(_CLOSE_S)
         if not self._engine.close(max(_LEAVE_S, until - time.monotonic())) and self._may_write():
             raise TransferError(f"session {self._session} cannot be closed: a thread in it still opens a peer")
-        # Without writes under way the thread inside has submitted none yet: it frees the engine when it comes out.
+        # No write is under way, so the thread inside has submitted none yet. It frees the engine when it comes out.
 
     def _may_write(self) -> bool:
         """Whether Mooncake has writes whose end was not seen. Lanes may add some and take some meanwhile."""
@@ -189,14 +190,14 @@ class MooncakeTransport:
 
 
 _used_ports: Final[deque[int]] = deque(maxlen=_MAX_USED_PORTS)
-"""Ports of the last engines of this process, closed ones too: a writer that was cut off may knock there again."""
+"""Ports of the last engines of this process, closed ones too: a writer that was cut off may connect there again."""
 
 
 def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
-    """The result of ``start``, on ports that none of the last engines of this process had; others are freed again.
+    """An engine of ``start`` on ports that none of this process's last engines had; ``free`` ends those on other ports.
 
-    Mooncake picks ports at random among some thousands, and a peer's lanes connect again by themselves to write what
-    they still hold (seen with 0.3.13).
+    Mooncake draws ports at random from some thousands, and peers that were cut off connect again by themselves to write
+    what they still hold (seen with 0.3.13).
 
     Raises:
         ConfigError: No start came on new ports.
@@ -285,8 +286,8 @@ def _choose_submits(settings: TransportSettings, engine: Any) -> Submits:
 
 
 def _set_environment(protocol: str) -> None:
-    """Mooncake reads it when an engine is constructed. A variable that we set for an earlier engine of this process is
-    not the user's."""
+    """Sets the variables that Mooncake reads when an engine is constructed. Keeps those that the user has set, and
+    replaces those that we set for an earlier engine of this process."""
     while _forced:
         os.environ.pop(_forced.pop(), None)
     needed = environment_of(protocol, os.environ)
@@ -296,7 +297,11 @@ def _set_environment(protocol: str) -> None:
 
 
 def _require_own_address(host: str) -> None:
-    """Mooncake 0.3.13 takes a host of another machine without a word, and fails at the first write (measured)."""
+    """``host`` is this machine's. Mooncake 0.3.13 takes another machine's too, and fails at the first write (measured).
+
+    Raises:
+        ConfigError: It is not.
+    """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listener:

@@ -25,7 +25,7 @@ _THREAD_NAME: Final = "pdcluster-open"
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A submit that may be under way already or not."""
+    """One submit, which waits here until its peer has answered."""
 
     id: WriteId
     session: str
@@ -52,7 +52,7 @@ class Openings:
         self._threads: dict[str, threading.Thread] = {}
 
     def is_open(self, session: str) -> bool:
-        """Whether the peer has answered, and nothing waits for it."""
+        """Whether the peer has answered, and no write waits for it here."""
         return session in self._open
 
     def defer(self, write: Write) -> None:

@@ -1,6 +1,6 @@
 """Asks a Mooncake engine which protocol it took, as a peer does before it writes to it.
 
-Its Python does not say. Peers learn it by a question to its port, and choose their transport by the answer:
+Mooncake's Python API does not say. Peers ask the engine's port, and choose their transport by the answer:
 
     us to it    length u64 | 1 | {}                                    length: of what follows
     it to us    length u64 | 1 | {"protocol": "tcp", "tcp_proto_version": 2, ...}
@@ -26,10 +26,10 @@ _METADATA: Final = 1
 _ACKNOWLEDGES: Final = 2
 """From this version of Mooncake's TCP on a write is done when its bytes have arrived."""
 _ANSWER_S: Final = 10.0
-"""Mooncake has one thread for all that ask; one that says nothing holds it for 5 s."""
+"""Mooncake answers all peers in one thread, which a silent peer holds for 5 s."""
 _MOST_BYTES: Final = 1 << 20
 _LENGTH: Final = 8
-"""Bytes before an answer that say how long the rest is."""
+"""Bytes of the length that an answer begins with."""
 _HEAD: Final = struct.Struct("=QB")
 
 

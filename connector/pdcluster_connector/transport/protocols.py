@@ -34,7 +34,7 @@ _CAP_IPC_LOCK: Final = 14
 
 
 def environment_of(protocol: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which Mooncake uses ``protocol``; ``environ``: what the user has set.
+    """The variables by which Mooncake uses ``protocol``; ``environ``: the user's environment.
 
     Raises:
         ConfigError: There is no such protocol, or a variable of the user's says otherwise.
@@ -75,7 +75,7 @@ def load_verbs() -> Any:
 
 
 def require_rdma_devices(names: Sequence[str] = (), load: Callable[[], Any] = load_verbs) -> None:
-    """This process may open each of the RDMA devices in ``names``, or one where none is named.
+    """This process may open each of the RDMA devices in ``names``, or any device if none is named.
 
     A device that ``/sys`` shows need not be there in a container. Mooncake passes over a name that it does not find.
 
@@ -124,7 +124,7 @@ def locked_memory_problem(
 ) -> str:
     """Why RDMA may be unable to register ``num_bytes`` of host memory; empty when it may.
 
-    ``limit_bytes``: default: this process's own. A process with CAP_IPC_LOCK has none.
+    ``limit_bytes``: default: this process's limit. No limit holds for a process with CAP_IPC_LOCK.
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit_bytes is None else limit_bytes
     if limit == resource.RLIM_INFINITY or limit >= num_bytes or _may_lock(status):

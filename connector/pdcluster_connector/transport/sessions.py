@@ -1,6 +1,6 @@
-"""Transports over one rank's memory, one for each peer that may have to be cut off without the others.
+"""Transports over one rank's memory, one for each peer, so that a peer can be cut off without the others.
 
-Where a transport is dear, all share one: ``shared.py``.
+Where a transport costs much, all peers share one: ``shared.py``.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Sessions:
         """``session`` is going to be closed: ``open`` does not give it out any more. Never waits."""
 
     def close(self) -> None:
-        """Close the sessions that no lane has asked for."""
+        """Closes the session that was opened at start, if it was not given out."""
         while self._spares:
             self._spares.popleft().close()
 
 
 class Opening:
-    """One session that a thread of its own opens. ``take`` and ``close``: its one owner."""
+    """One session that a thread of its own opens. Only its owner calls ``take`` and ``close``."""
 
     def __init__(self, sessions: Sessions, on_end: Callable[[], None]) -> None:
         """``on_end`` is called, from the other thread, when ``take`` has an answer."""

@@ -1,11 +1,11 @@
-"""One transport for all peers of a rank, where a transport is dear: each registers all KV anew.
+"""One transport for all peers of a rank, where a transport costs much: each one registers all KV anew.
 
-Ascend must: a process may register 256 regions (vllm-ascend 0.23, ``distributed/kv_transfer/utils``), which two
-transports of a model with 80 layers exceed. RDMA may (``sessions`` of the settings).
+With Ascend this is needed: a process may register 256 regions (vllm-ascend 0.23, ``distributed/kv_transfer/utils``),
+and two transports of a model with 80 layers need more. With other protocols it is a choice (``sessions``).
 
-Each peer has a handle. A handle can be given back without the others. But writes through it, ours or a peer's, can only
-be ended with the transport itself: the *hard fence*. Then every handle is lost, its owner opens another one, and the
-first of them makes the next transport. There is never more than one.
+Each peer has a handle. A handle can be given back without the others. But writes through it, ours or a peer's, end only
+with the transport itself: the *hard fence*. Then every handle is lost, its owner opens another one, and the first owner
+that does so makes the next transport. There is never more than one transport.
 
     a lane's handle     closing it waits for its writes; the hard fence ends those that are still pending then
     a peer's way in     closing it is the hard fence: a peer's writes may be on their way
@@ -37,8 +37,8 @@ class Use(Enum):
     WRITES = auto()
     """Prefill: we write. A write that has FAILED may still read our memory."""
     WRITES_AND_KNOWS_THE_END = auto()
-    """Prefill with RDMA: a write that has FAILED reads no more, since Mooncake hears of it at the device's completion
-    alone (``rdma_transport/worker_pool.cpp``)."""
+    """Prefill with RDMA: a write that has FAILED does not read our memory any more, since Mooncake reports it only at
+    the device's completion (``rdma_transport/worker_pool.cpp``)."""
 
 
 class _Engine:
@@ -54,7 +54,7 @@ class _Engine:
         self.is_open = False
 
     def close(self) -> None:
-        """It is closed when this returns. Waits 2 s at most, and as long as another thread that closes it."""
+        """The transport is closed when this returns. Waits 2 s at most, after another thread that is closing it."""
         self.leave()
         with self._closing_lock:
             self.transport.close()
@@ -69,7 +69,7 @@ class SharedTransport:
         self._is_closed = self._is_in_doubt = False
         self._pending: set[WriteId] = set()
         self._ended: dict[WriteId, WriteStatus] = {}
-        """The states of writes that were found while the handle was closed."""
+        """The final states of writes that ended while the handle was being closed."""
 
     @property
     def session(self) -> str:
@@ -121,7 +121,7 @@ class SharedTransport:
         return not self._pending and not self._is_in_doubt
 
     def _look(self) -> bool:
-        """Whether a write is pending."""
+        """Asks for every pending write. Whether one still is."""
         for write in list(self._pending):
             if (status := self.write_status(write)) is not WriteStatus.PENDING:
                 self._ended[write] = status
@@ -135,7 +135,7 @@ class SharedSessions(Sessions):
         """``make``: a transport with the rank's memory registered.
 
         Raises:
-            ConfigError: ``make`` did.
+            ConfigError: ``make`` raised it.
         """
         self._make = make
         self._use = use
@@ -147,7 +147,7 @@ class SharedSessions(Sessions):
         """As ``Sessions.open``.
 
         Raises:
-            ConfigError: The transport was closed, and no other one can be made; or all of it was.
+            ConfigError: The transport was closed and no other one can be made, or ``close`` was called.
         """
         with self._opening_lock:
             if self._is_closed:
@@ -163,7 +163,7 @@ class SharedSessions(Sessions):
             engine.leave()
 
     def close(self) -> None:
-        """End what all handles write and let in."""
+        """Ends all writes through all handles, in and out."""
         with self._opening_lock:
             self._is_closed = True
             self._engine.close()

@@ -1,13 +1,12 @@
 """How writes are handed to Mooncake: each by a call of its own, or many by one call. Chosen once, at start.
 
 With Mooncake's RDMA and Ascend transports each call costs a batch, a turn of a worker and, on Ascend, a job of a thread
-pool with a ``TransferSync`` of its own, however few bytes it has (read in v0.3.13). Each call also gives Python's lock
-away and has to get it back from a forward thread that launches kernels.
+pool with a ``TransferSync`` of its own, however few bytes it has (read in v0.3.13). Each call also gives up Python's
+lock and has to get it back from a forward thread that launches kernels.
 
-Mooncake's Python can submit many writes, but only wait for them, on a core of its own. Its C++ has
-the other way: ``getTransferStatus(batch, n)`` looks at one write and never waits. It is called as ``freeEngine`` is, by
-the symbol, which the wheels -non-cuda, -npu and CUDA 12 of 0.3.13.post1 and -cuda13 0.3.14 have. ``choose_submits``
-tries it first.
+Mooncake's Python API can submit many writes, but then only waits for them, and spins a core. Its C++ can be asked:
+``getTransferStatus(batch, n)`` looks at one write and never waits. We call it by its symbol, like ``freeEngine``. The
+wheels -non-cuda, -npu and CUDA 12 of 0.3.13.post1 and -cuda13 0.3.14 have it. ``choose_submits`` tries it first.
 
     one call each    transfer_submit_write        transfer_check_status: frees the batch when it is over
     one call for n   batch_transfer_async_write   getTransferStatus until all n are over, then freeBatchID
@@ -26,21 +25,21 @@ from pdcluster_protocol.errors import TransferError
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 
 _DEFAULTS: Final = {"tcp": 1, "rdma": 128, "ascend": 128}
-"""Writes in one call. 128: eight of them are what a lane has in flight, and Ascend's pool has eight threads."""
+"""Writes in one call. 128: a lane then has eight calls in flight, and Ascend's pool has eight threads."""
 
 _ALLOCATE: Final = "_ZN8mooncake14TransferEngine15allocateBatchIDEm"
 _FREE: Final = "_ZN8mooncake14TransferEngine11freeBatchIDEm"
 _STATUS: Final = "_ZN8mooncake14TransferEngine17getTransferStatusEmmRNS_9Transport14TransferStatusE"
 _COMPLETED, _FAILED = 4, 6
 _UNDER_WAY: Final = frozenset((0, 1, 5))
-"""Waiting, pending, and timed out: a write that Mooncake does not want to wait for any longer still goes on."""
+"""Waiting, pending, and timed out: a write for which Mooncake waits no longer still goes on."""
 
 
 class Submitted(Protocol):
     """The writes that one call has submitted."""
 
     def status(self) -> WriteStatus:
-        """How far it is. Asked until it is not PENDING, then never again."""
+        """How far the writes are. Asked until it is not PENDING, then never again."""
 
 
 class Submits(Protocol):
@@ -58,7 +57,7 @@ class Submits(Protocol):
 
 
 class KnownEnd:
-    """The status of a write that is not under way, or not any more."""
+    """A submit whose status is known without asking Mooncake."""
 
     def __init__(self, status: WriteStatus) -> None:
         self._status = status
@@ -115,7 +114,7 @@ class BatchSubmits:
 
 
 class _Many:
-    """Its writes are looked at in order, each until it is over: a failed one does not mean that the others stopped."""
+    """The writes of one batch, looked at in order, each until it is over: if one has failed the others may go on."""
 
     def __init__(self, batches: Batches, batch: int, num_writes: int) -> None:
         self._batches, self._batch, self._num_writes = batches, batch, num_writes
@@ -134,19 +133,20 @@ class _Many:
 
 
 class Batches(Protocol):
-    """Facts about batches from Mooncake's C++. None of it waits."""
+    """Mooncake's C++ calls about batches. None of them waits."""
 
     def status(self, batch: int, number: int) -> WriteStatus:
-        """Of one write; LOST where Mooncake gives an answer that we do not know."""
+        """The status of one write; LOST: we do not know Mooncake's answer."""
 
     def free(self, batch: int) -> None:
-        """Every write of it is over, and it is never named again."""
+        """Frees a batch whose writes are all over. The caller never names it again."""
 
 
 class _Status(ctypes.Structure):
     """``mooncake::Status``: a code of 16 bits, and a text that we do not read.
 
-    Longer than it is: a returned structure of more than two words is written where the caller says, as a C++ class is.
+    Declared longer than it is: ctypes then has it written where the caller says, as C++ returns a class. It does so
+    only for structures of more than two words.
     """
 
     _fields_ = (("code", ctypes.c_uint16), ("rest", ctypes.c_uint64 * 7))
@@ -157,13 +157,13 @@ class _TransferStatus(ctypes.Structure):
 
 
 class LibraryBatches:
-    """By the symbols of ``library``. They look at memory only: Python's lock is kept, which is dear to get back."""
+    """By the symbols of ``library``. They only look at memory, so we keep Python's lock: it is costly to get back."""
 
     def __init__(self, library: Any, engine: int) -> None:
         """``engine``: ``get_engine_ptr()``.
 
         Raises:
-            AttributeError: The library does not have them.
+            AttributeError: The library lacks a symbol.
         """
         self._engine = ctypes.c_void_p(engine)
         self._allocate = _function(library, _ALLOCATE, ctypes.c_uint64, ctypes.c_size_t)
@@ -174,7 +174,7 @@ class LibraryBatches:
 
     @property
     def answers(self) -> bool:
-        """Whether the calls are the ones we know: an empty batch has no first write, and can be freed."""
+        """Whether the calls behave as we know them: an empty batch has no first write, and can be freed."""
         batch = self._allocate(self._engine, 0)
         has_write = self._status(self._engine, batch, 0, ctypes.byref(_TransferStatus())).code == 0
         return not has_write and self._free(self._engine, batch).code == 0
@@ -201,7 +201,7 @@ def _function(library: Any, name: str, returns: Any, *takes: Any) -> Any:
 def choose_submits(protocol: str, wanted: int, engine: Any, load: Callable[[], Any]) -> Submits:
     """How writes are handed to ``engine``, a binding's object; ``load`` gives that binding's library (``PyDLL``).
 
-    ``wanted``: writes in one call; 0: what fits ``protocol``. Where Mooncake lacks what it needs, it is one.
+    ``wanted``: writes in one call; 0: what fits ``protocol``. It is one if Mooncake lacks the symbols for more.
     """
     number = wanted or _DEFAULTS[protocol]
     if number == 1:

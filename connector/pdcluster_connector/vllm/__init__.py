@@ -1,1 +1,1 @@
-"""The door to vLLM: all that imports it, and nothing else does. The rest of the connector runs without it."""
+"""The door to vLLM: only modules of this folder import it. The rest of the connector runs without it."""

@@ -15,7 +15,7 @@ from pdcluster_protocol.errors import ConfigError
 
 
 def require_plain_kv(additional_config: object) -> None:
-    """A page's bytes mean what its tensor says, and the tensors are all that a request leaves.
+    """A page's bytes mean what its tensor says, and the tensors hold all that a request keeps.
 
     Raises:
         ConfigError: ``--additional-config`` says otherwise.

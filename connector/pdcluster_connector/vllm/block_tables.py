@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def resolved(output: SchedulerOutput) -> Callable[[RequestId], BlockTable]:
-    """``SchedulerOutput`` of vLLM 0.30 and newer says each request's whole table."""
+    """The whole table of each request, as ``SchedulerOutput`` of vLLM 0.30 and newer gives it."""
     table_of: Callable[[RequestId], BlockTable] = output.kv_connector_block_state.resolve_block_ids
     return table_of
 
@@ -73,7 +73,7 @@ class Preemptions:
         self._counted.pop(request_id, None)
 
     def take_new(self) -> set[RequestId]:
-        """Those since the last call."""
+        """The requests that were preempted since the last call."""
         new = [request for request, count in self._counted.values() if request.num_preemptions != count]
         for request in new:
             self.add(request)

@@ -57,7 +57,7 @@ def _views(name: str, layer: AttentionLayerBase, held: LayerKv) -> LayerKv:
 
 
 def _shape_of(backend: type[AttentionBackend]) -> tuple[int, ...] | None:
-    """None of a backend of recurrent state, which has no such axes."""
+    """The shape of the backend's KV; None: it is a backend of recurrent state, which has no such axes."""
     try:
         return tuple(backend.get_kv_cache_shape(_PAGES, _TOKENS, _HEADS, _HEAD_SIZE))
     except NotImplementedError:

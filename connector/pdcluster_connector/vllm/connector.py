@@ -2,8 +2,8 @@
 
 vLLM makes one of these in the scheduler process and one in each worker process and calls them in the
 order that its 0.32 ``v1/worker/kv_connector_model_runner_mixin.py`` and ``v1/core/sched/scheduler.py``
-show. Each method here hands over to the half that its process and role need. In what older versions differ:
-``versions.py``.
+show. Each method here hands over to the half that its process and role need. ``versions.py`` says how older versions
+differ.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import SideChannelAddress
 
-if TYPE_CHECKING:  # no engine ends because one of these has moved
+if TYPE_CHECKING:  # no engine fails because one of these has moved
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.request import Request
 
@@ -119,8 +119,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, object]) -> bool:  # noqa: ARG003  # vLLM's signature
-        """No: graphs of pure decode steps, all that a decode engine has, may be whole. Such a graph runs no hook;
-        ``end_step`` sweeps its layers. ``read_engine_facts`` makes sure that prefill's own steps are not of this kind.
+        """No: one graph may run a whole step that only decodes, as all steps of a decode engine do. It calls no hook;
+        ``end_step`` sweeps its layers. ``read_engine_facts`` refuses such graphs for layerwise prefill steps.
         """
         return False
 
@@ -162,8 +162,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._decode_half.requests.add(request_id, params, tokens, now=now)
 
     def _refuse(self, request: Request, params: object, now: float) -> None:
-        """Transfer parameters that are no object: the request ends with the reason, and vLLM, which would look a key up
-        in them next and end the engine, finds none."""
+        """The transfer parameters are no object, and the request's end says so. They are taken away: vLLM would next
+        look a key up in them, and the engine would end."""
         request.kv_transfer_params = {}
         request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
         if self._prefill_scheduler:

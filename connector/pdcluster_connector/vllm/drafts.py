@@ -1,7 +1,7 @@
 """The draft model of an engine: its model, the layers that keep its KV, and how it is told apart.
 
-Decides by a layer's name, as vLLM has no other mark on it. A draft layer that is taken for one of the model's own is
-owed by prefill, and refused at the handshake where prefill does not have it; the link refuses the contrary too.
+Decides by a layer's name, as vLLM has no other mark on it. If it takes a draft layer for the model's own, prefill owes
+that layer, and the handshake refuses a prefill engine that lacks it. The link refuses the opposite mistake too.
 
 Source of truth: vLLM 0.32 ``config/speculative.py``, ``v1/spec_decode``, ``model_executor/models/*_mtp.py`` and
 ``*_eagle.py``.
@@ -32,8 +32,8 @@ def draft_of(config: VllmConfig) -> ModelConfig | None:
 
 
 def is_draft_layer(config: VllmConfig, name: str) -> bool:
-    """Whether the layer is the draft model's. MTP's layers and those of an EAGLE head are mostly numbered on from the
-    model's last one."""
+    """Whether the layer is the draft model's. Layers of MTP and of an EAGLE head mostly have numbers that go on from
+    the model's last."""
     if draft_of(config) is None:
         return False
     parts = name.split(".")

@@ -49,7 +49,7 @@ from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 _WINDOWED: Final = frozenset({ChunkedLocalAttentionSpec, SlidingWindowMLASpec, SlidingWindowSpec})
-"""Kinds of which vLLM gives blocks back while a request runs."""
+"""Kinds of KV of which vLLM takes blocks back while a request runs."""
 
 
 def register_connector(name: str, module: str) -> None:
@@ -115,7 +115,7 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
 
 
 def _view_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Of a region by its logical places, ``[pages, KV heads, tokens, bytes]``; of state ``[blocks, 1, 1, bytes]``.
+    """A region's bytes as ``[pages, KV heads, tokens, bytes]``; of state ``[blocks, 1, 1, bytes]``.
 
     The axes are those that ``require_axes`` has found to be the spec's.
     """
@@ -125,9 +125,9 @@ def _view_of(tensor: torch.Tensor) -> torch.Tensor:
 def read_token_memory(
     facts: EngineFacts, memory: Memory, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]
 ) -> TokenMemory | None:
-    """The facts for resharding token-major KV on a prefill rank; None where no rank of the engine has any.
+    """The facts for resharding token-major KV on a prefill rank; None: this rank has no such KV.
 
-    Every worker of the engine calls it at engine start, with the arguments of ``read_memory``: it waits for the others.
+    Every worker of the engine calls it at engine start, after ``read_memory``. It waits for the other workers.
     """
     regions = memory.layout.regions
     mine = {
@@ -135,7 +135,7 @@ def read_token_memory(
         for index, (region, tensor) in enumerate(zip(regions, _flat(tensors.values()), strict=True))
         if region.kind is RegionKind.TOKENS
     }
-    # By the layout's name: a stage without attention must not let the others wait for its part in the group.
+    # By the layout's name: a stage without attention takes part too, or the others would wait for it in vain.
     if not (mine if (layout := _layout_of(cache)) is None else layout in TOKEN_MAJOR):
         return None
     group = _open_tp_group(facts.tp_size, facts.settings.reshard_timeout_s)
@@ -176,7 +176,7 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
 def own_layers(cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> dict[str, LayerKv]:
     """The layers that keep KV of their own; others read one of these (vLLM 0.32 ``shared_kv_cache_layers``).
 
-    A layer that shares has its target's tensor, and is in no KV group or, after its target, in the target's.
+    A layer that shares has its target's tensor. It is in no KV group, or in its target's, after the target.
     """
     group_of = {name: index for index, group in enumerate(cache.kv_cache_groups) for name in group.layer_names}
     own: dict[tuple[int, ...], str] = {}
@@ -186,13 +186,13 @@ def own_layers(cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> dict[str
 
 
 def _group_specs(cache: KVCacheConfig) -> dict[str, tuple[int, KVCacheSpec]]:
-    """Of each layer: its KV group's number, and what it keeps."""
+    """Layer name to the number of the layer's KV group, and its spec."""
     groups = enumerate(cache.kv_cache_groups)
     return {name: (index, spec) for index, group in groups for name, spec in _layer_specs(group)}
 
 
 def _specs_of(group: KVCacheGroupSpec) -> tuple[KVCacheSpec, ...]:
-    """The kind of KV in the group, also for a pipeline stage that has none of its layers: vLLM 0.32
+    """The kinds of KV in the group, also on a pipeline stage that has none of its layers: there vLLM 0.32
     ``_project_kv_cache_groups_to_worker`` takes the names away and leaves the spec."""
     spec = group.kv_cache_spec
     return tuple(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
@@ -272,7 +272,7 @@ def _window_step(spec: KVCacheSpec) -> int:
 def is_by_token(tensor: torch.Tensor) -> bool:
     """Whether the tensor ``[pages, KV heads, tokens, content]`` keeps all heads of a token side by side.
 
-    One head of many tokens is told by its stride too: vLLM permutes what it allocates as [tokens][heads].
+    With one head the strides still tell: vLLM permutes the axes of memory that it allocates as [tokens][heads].
     """
     return tensor.dim() == 4 and tensor.shape[2] > 1 and tensor.stride(2) >= tensor.stride(1)
 

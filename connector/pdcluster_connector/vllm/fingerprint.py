@@ -27,8 +27,8 @@ _LLAMA4_LONG_TOKENS: Final = 32_768
 _AUTO: Final = -1
 """vLLM's value for ``--max-model-len auto``."""
 _VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len", "attn_temperature_tuning")
-"""Keys of a model's configuration that are an engine's: vLLM itself writes the last two (``models/minimax_m2.py``,
-``models/llama4.py``)."""
+"""Keys of a model's configuration that may differ between engines of one model. vLLM itself writes the last two
+(``models/minimax_m2.py``, ``models/llama4.py``)."""
 
 _WEIGHT_SUFFIXES: Final = frozenset((".safetensors", ".bin", ".pt", ".gguf"))
 _SAMPLES: Final = 64
@@ -47,9 +47,9 @@ def read_fingerprint(
     specs: Iterable[KVCacheSpec],
     layer_names: Iterable[str],
 ) -> KvFingerprint:
-    """Of an engine whose model is loaded. Worker processes only; reads the weights' headers.
+    """The fingerprint of an engine whose model is loaded. Worker processes only; reads samples of the weight files.
 
-    ``specs``: of all layers of all groups; ``layer_names``: of this rank.
+    ``specs``: the kinds of KV of all groups; ``layer_names``: this rank's layers.
     """
     model, draft = config.model_config, draft_of(config)
     own_layers = [name for name in layer_names if not is_draft_layer(config, name)]
@@ -69,13 +69,13 @@ def read_fingerprint(
 
 
 def kv_heads_of(*models: ModelConfig) -> tuple[int, ...]:
-    """Distinct numbers of KV heads that layers of the models have; 1 for a latent. A model of state only has none."""
+    """Distinct numbers of KV heads in layers of the models; 1 for a latent. A model that keeps only state adds none."""
     attending = (model for model in models if not model.is_attention_free)
     return tuple(sorted({1 if model.use_mla else model.get_total_num_kv_heads() for model in attending}))
 
 
 def _draft(config: VllmConfig) -> str:
-    """The method of speculation and what tells its model apart; empty where no draft model keeps KV."""
+    """The method of speculation and the facts that identify its model; empty: no draft model keeps KV."""
     speculative, draft = config.speculative_config, draft_of(config)
     if speculative is None or draft is None:
         return ""
@@ -89,15 +89,15 @@ def _state(specs: Iterable[KVCacheSpec]) -> str:
 
 
 def _positions(model_config: ModelConfig) -> str:
-    """vLLM 0.32's choices about positions by how an engine is started, not by the model alone. Else empty."""
+    """The choices about positions that vLLM 0.32 makes by how an engine is started; empty: the model alone decides."""
     chosen = (*_rope_factors(model_config), *_attention_temperature(model_config))
     return ", ".join(sorted(set(chosen)))
 
 
 def _rope_factors(model_config: ModelConfig) -> Iterator[str]:
-    """LongRoPE's (``model_executor/layers/rotary_embedding/phi3_long_rope_scaled_rope.py``)."""
+    """The factors of LongRoPE (``model_executor/layers/rotary_embedding/phi3_long_rope_scaled_rope.py``)."""
     rope = getattr(model_config.hf_text_config, "rope_parameters", None) or {}
-    # One for all layers, or one for each kind of layer.
+    # Parameters for all layers, or for each kind of layer.
     for one in (rope, *rope.values()):
         if isinstance(one, Mapping) and one.get("rope_type") == "longrope":
             is_long = _longest_request(model_config) > one["original_max_position_embeddings"]
@@ -105,7 +105,7 @@ def _rope_factors(model_config: ModelConfig) -> Iterator[str]:
 
 
 def _attention_temperature(model_config: ModelConfig) -> Iterator[str]:
-    """Llama 4's (``model_executor/models/llama4.py``). It decides no key of its own layer, but those of later ones."""
+    """Llama 4's (``model_executor/models/llama4.py``). It changes no key of its own layer, but keys of later layers."""
     if str(model_config.hf_text_config.model_type).startswith("llama4"):
         generation = {**model_config.try_get_generation_config(), **model_config.override_generation_config}
         is_tuned = generation.get("attn_temperature_tuning", _longest_request(model_config) > _LLAMA4_LONG_TOKENS)
@@ -113,7 +113,8 @@ def _attention_temperature(model_config: ModelConfig) -> Iterator[str]:
 
 
 def _longest_request(model_config: ModelConfig) -> int:
-    """Tokens, as layers were made for: what ``--max-model-len auto`` fits to the memory afterwards changes none."""
+    """The longest request for which layers were made, in tokens. ``--max-model-len auto`` later fits the length to
+    memory, which changes no layer."""
     if model_config.original_max_model_len == _AUTO:
         return int(model_config.get_and_verify_max_len(_AUTO))
     return int(model_config.max_model_len)
@@ -130,7 +131,7 @@ def _model_digest(model_config: ModelConfig) -> str:
 
 
 def _weights_digest(folder: Path) -> str:
-    """Digest of sizes and samples of the weight files; empty when ``folder`` is not a folder (a hub's name).
+    """Digest of sizes and samples of the weight files; empty: ``folder`` has none, as when it is a hub's name.
 
     A fine-tuned model has the configuration, tensor names and sizes of its base: only bytes tell them apart.
     """

@@ -46,7 +46,7 @@ class PushedBlocks:
         return {name for name, blocks in self._waiting.items() if not set(blocks).isdisjoint(invalid)}
 
     def forget(self, request_ids: Iterable[RequestId]) -> None:
-        """All workers have reported these."""
+        """All workers have reported these requests."""
         for request_id in request_ids:
             self._waiting.pop(request_id, None)
 
@@ -76,11 +76,11 @@ class FailedBlocks:
 
 
 def require_one_group(version: str, groups: Sequence[KvGroup], *, recomputes: bool) -> None:
-    """KV that does not come can be told by its blocks. ``recomputes``: vLLM then computes it.
+    """vLLM can be told by blocks that KV did not come. ``recomputes``: vLLM then computes the prompt.
 
     Raises:
-        ConfigError: Blocks of several groups have the same numbers, state is told by no block, or what lies before a
-            window would be taken for computed.
+        ConfigError: There are several groups, whose blocks have the same numbers; or state, which no block names; or
+            vLLM would take the tokens before a window for computed.
     """
     if any(group.is_state for group in groups):
         raise ConfigError(

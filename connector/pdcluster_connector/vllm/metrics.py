@@ -54,7 +54,7 @@ class StepCounts(KVConnectorStats):  # type: ignore[misc]  # vllm is not followe
 
 
 class CountMetrics(KVConnectorPromMetrics):  # type: ignore[misc]  # vllm is not followed by mypy
-    """One counter per count, and one for failures with the kind as its label."""
+    """One counter per count, one for failures with the kind as its label, and a gauge that names the protocol."""
 
     def __init__(
         self,

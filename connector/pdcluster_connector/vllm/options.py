@@ -1,6 +1,6 @@
 """The options that an engine that hands KV over may not have. Each refusal names the option and the cure.
 
-Source of truth: vLLM 0.32 ``config/``, ``v1/worker/gpu_model_runner.py``; in what others differ: ``versions.py``.
+Source of truth: vLLM 0.32 ``config/``, ``v1/worker/gpu_model_runner.py``; ``versions.py`` has other versions.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _require_own_processes(parallel: ParallelConfig) -> None:
     """The engine and its workers are started by vLLM's own processes.
 
     Raises:
-        ConfigError: Ray starts them. Without an executor of its own an engine takes that of ``data_parallel_backend``,
-            so this one is named first.
+        ConfigError: Ray starts them. ``--data-parallel-backend`` is named first: an engine takes its executor from it
+            unless it has an executor of its own.
     """
     for option, backend, over_nodes in (
         (
@@ -104,8 +104,8 @@ def _require_ends_of_steps(num_stages: int, speculative: SpeculativeConfig | Non
     """Every worker hears when a step has ended.
 
     Raises:
-        ConfigError: vLLM 0.32's ``v1/worker/gpu_model_runner.py`` tells it after the draft model, which only the last
-            pipeline stage has: the layers of the others would never be whole.
+        ConfigError: vLLM 0.32's ``v1/worker/gpu_model_runner.py`` tells a worker after the draft model has run, which
+            only the last pipeline stage has. The layers of the other stages would never be whole.
     """
     if num_stages > 1 and speculative is not None:
         raise ConfigError(

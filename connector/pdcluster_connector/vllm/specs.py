@@ -45,14 +45,14 @@ _PUSHED: Final = (
 """Specs that a push can move; any other is refused at start."""
 
 _SPLIT: Final = "sparse_head_dim"
-"""Of vllm-ascend 0.23's ``AscendMLAAttentionSpec``: numbers of a token's content in each tensor of a layer (latent,
-rotated part, indexer's key). It changes no meaning where the tensors are so, which ``require_axes`` looks at."""
+"""A field of vllm-ascend 0.23's ``AscendMLAAttentionSpec``: how many numbers of a token each tensor of a layer has
+(latent, rotated part, indexer's key). It changes no meaning if the tensors are split so: ``require_axes`` checks it."""
 
 _CURE: Final = "serve this model without prefill/decode separation"
 
 
 def meaning_of(spec: KVCacheSpec) -> type[KVCacheSpec]:
-    """The kind of vLLM's own that ``spec`` is, or is made from by a plugin without a change of meaning.
+    """The kind of vLLM's own that ``spec`` is, or that a plugin has derived it from without a change of meaning.
 
     A plugin's class counts as the kind that it derives from while each field that it adds has its default.
 
@@ -77,10 +77,11 @@ def meaning_of(spec: KVCacheSpec) -> type[KVCacheSpec]:
 def require_axes(
     name: str, spec: KVCacheSpec, held: Sequence[torch.Tensor], num_blocks: int, layout: str | None
 ) -> None:
-    """The tensors of layer ``name`` have the axes that its spec says. ``layout``: what vLLM declares, by its name.
+    """The tensors of layer ``name`` have the axes that its spec says. ``layout``: the name of the one that vLLM
+    declares; None: it declares none.
 
     Raises:
-        ConfigError: An axis has another size, or which axis is which cannot be known.
+        ConfigError: An axis has another size, strides contradict ``layout``, or heads cannot be told from tokens.
     """
     if isinstance(spec, MambaSpec):
         _require_state(name, spec, held, num_blocks)
@@ -96,12 +97,12 @@ def _made_from(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> Sequence[type]:
 
 
 def _is_vllms(cls: type) -> bool:
-    """Whether the class is vLLM's own: one that derives from a known kind says by its name that it is another."""
+    """Whether the class is vLLM's own. If it also derives from a known kind, it is another kind, not known here."""
     return cls.__module__.partition(".")[0] == "vllm"
 
 
 def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
-    """The fields of ``spec`` that change how its pages are read, as ``field=value``."""
+    """The fields of ``spec`` that change how its pages are read, each as its name and value."""
     known = {field.name for field in dataclasses.fields(kind)}
     said = [
         field.name
@@ -109,9 +110,9 @@ def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
         if field.name not in known and field.name != _SPLIT and not _is_default(field, spec)
     ]
     if isinstance(spec, AttentionSpec):
-        # Slots that are not the KV heads one by one: nvfp4 keeps K's and V's heads apart, others all heads in two.
+        # Slots that are not one for each KV head: nvfp4 keeps heads of K and V apart, others all heads in two slots.
         said += ["num_head_slots"] if getattr(spec, "num_head_slots", None) not in (None, spec.num_kv_heads) else []
-        # Before vLLM 0.29 the latter was called the former.
+        # ``tokens_per_state`` was called ``compress_ratio`` before vLLM 0.29.
         older, newer = getattr(spec, "compress_ratio", 1), getattr(spec, "tokens_per_state", 1)
         ratios = {"compress_ratio": older, "tokens_per_state": newer}
         said += [name for name, ratio in ratios.items() if ratio != 1 and name not in said]
@@ -158,7 +159,7 @@ def _cell_bytes(spec: AttentionSpec) -> int:
 
 
 def _pages_per_block(tensor: torch.Tensor, num_blocks: int) -> int:
-    """0 where blocks are not whole pages."""
+    """Pages in a block; 0: blocks are not whole pages."""
     pages = tensor.shape[0] if tensor.dim() else 0
     return 0 if pages % num_blocks else pages // num_blocks
 
@@ -168,7 +169,8 @@ def _require_no_doubt(
 ) -> None:
     """Where sizes cannot tell heads from tokens, vLLM's declared layout does; strides never contradict it.
 
-    A layout is declared for the one tensor that vLLM itself makes, with a cell's whole content.
+    A declared layout is about the one tensor that vLLM itself makes, with a cell's whole content. It cannot tell the
+    axes of a layer with several tensors.
     """
     for tensor in held:
         heads, tokens = tensor.shape[1:3]

@@ -37,11 +37,11 @@ class _Projection:
 
 
 def runs_of(spec: MambaSpec, num_tensors: int, tp_size: int, layer: object) -> tuple[tuple[StateRun, ...], ...]:
-    """The runs of each tensor that a layer of ``spec`` hands over: one for all of its state, or one for each part.
+    """The runs of each tensor of a layer of ``spec``, which has one tensor for its whole state or one for each part.
 
     ``layer``: vLLM's own object of the layer.
     """
-    # Of vLLM's Mamba2 layers; what they call n_groups themselves counts copies too.
+    # vLLM's Mamba2 layers have this; their own ``n_groups`` counts copies too.
     num_groups = getattr(getattr(layer, "norm", None), "n_groups", None)
     parts = state_runs(spec, tp_size, num_groups)
     if num_tensors == len(parts):
@@ -72,7 +72,7 @@ def state_runs(spec: MambaSpec, tp_size: int, num_groups: int | None) -> tuple[t
 
 
 def _projections(spec: MambaSpec, channels: int, tp_size: int, num_groups: int | None) -> tuple[_Projection, ...]:
-    """Empty where they are not known."""
+    """The projections of the convolution, in order; empty: they are not known."""
     kind, state = spec.mamba_type.name, spec.shapes[1]
     if kind == "MAMBA1":
         return (_Projection(state[0] * tp_size, state[0]),)

@@ -40,8 +40,8 @@ class VllmRelease:
     names_layouts: bool
     """KV is one tensor ``[pages, KV heads, tokens, content]`` of a layout that ``KVCacheConfig`` names."""
     fails_by_request: bool
-    """A request whose KV does not come is named in ``failed_recving``; else its blocks are, in
-    ``invalid_block_ids``, by which only a model with one KV group can be told apart (``v1/core/sched/scheduler.py``,
+    """A request whose KV does not come is named in ``failed_recving``; else its blocks are, in ``invalid_block_ids``:
+    these name one request only in a model with one KV group (``v1/core/sched/scheduler.py``,
     ``_update_requests_with_invalid_blocks``)."""
     resolves_block_ids: bool
     """The scheduler hands out whole block tables (``kv_connector_block_state.resolve_block_ids``)."""

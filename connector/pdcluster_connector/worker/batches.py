@@ -31,7 +31,7 @@ class LayerRecord:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One push's ranges in one region: bases are added here, once per layer."""
+    """One push's ranges in one region, and the base addresses to add to them."""
 
     push: Push
     ranges: ByteRanges
@@ -54,23 +54,24 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """Where submission stands in one part. ``unended``: submits that may still read it.
+    """Where submission stands in one part. ``unended``: the number of submits that may still read it.
 
-    ``gather``: what is to be copied to staging memory first, where it is not there yet; there are no rows before.
+    ``gather``: the strips to copy to staging memory first; None: none, or they are there. No rows until the copy
+    begins.
     """
 
     part: Part
     rows: list[WriteRange]
     gather: StripRun | None = None
     copied: DeviceEvent = None
-    """Of a copy that has begun."""
+    """The event of the copy, once it has begun."""
     next_row: int = 0
     unended: int = 0
     is_dropped: bool = False
 
     @property
     def may_leave(self) -> bool:
-        """Whether another range of it may be submitted."""
+        """Whether another range of the part may be submitted."""
         return self._has_rows and self.part.push.may_write
 
     @property
@@ -80,12 +81,12 @@ class Cursor:
 
     @property
     def reads_blocks(self) -> bool:
-        """Whether it is read, or copied, straight from the request's blocks."""
+        """Whether its writes, or its copy, read the request's own blocks."""
         return self.part.buffer is None or self.gather is not None
 
     @property
     def is_copying(self) -> bool:
-        """Whether its buffer is being filled, as far as was looked."""
+        """Whether its buffer is being filled, as of the last look."""
         return self.gather is not None and self.part.buffer is not None
 
     @property
@@ -93,19 +94,19 @@ class Cursor:
         return self.gather is not None or self.next_row < len(self.rows)
 
     def stage(self, strips: GatheredStrips) -> None:
-        """Its bytes are on their way to a buffer."""
+        """Its strips are being copied to a buffer."""
         assert self.gather is not None, "nothing to gather"
         self.part = replace(self.part, ranges=self.gather.writes, source_base=strips.address, buffer=strips.buffer)
         self.rows, self.copied = _absolute_rows(self.part), strips.copied
 
     def leave_as_strips(self) -> None:
-        """Its bytes leave straight from the blocks."""
+        """Its strips leave straight from the blocks."""
         assert self.gather is not None, "nothing to gather"
         self.part = replace(self.part, ranges=self.gather.strips)
         self.rows, self.gather = _absolute_rows(self.part), None
 
     def take(self, count: int) -> list[WriteRange]:
-        """The next ranges, ``count`` at most. Something may read them from now on."""
+        """The next ranges, ``count`` at most. One more submit may read the part from now on."""
         taken = self.rows[self.next_row : self.next_row + count]
         self.next_row += len(taken)
         self.unended += 1
@@ -119,34 +120,34 @@ class HeldBuffers:
     _held: dict[StagingBuffer, Part] = field(default_factory=dict)
 
     def add(self, part: Part) -> None:
-        """``part`` may have a buffer."""
+        """The buffer of ``part``, if it has one, is held."""
         if part.buffer is not None:
             self._held[part.buffer] = part
 
     def release_if_over(self, cursor: Cursor) -> None:
-        """The buffer of a part that nothing reads any more comes back."""
+        """The buffer comes back if nothing reads its part any more."""
         buffer = cursor.part.buffer
         if buffer is not None and cursor.is_over and self._held.pop(buffer, None) is not None:
             buffer.release()
 
     def release_all(self) -> None:
-        """Nothing is read any more."""
+        """Every buffer comes back: nothing reads any of them."""
         while self._held:
             self._held.popitem()[0].release()
 
     def held_since(self, since: float) -> list[Push]:
-        """Pushes whose parts the resharder staged then or earlier."""
+        """Pushes that hold buffers which the resharder filled at ``since`` or earlier."""
         resharded = (part for part in self._held.values() if not part.gathers)
         return list(dict.fromkeys(part.push for part in resharded if part.record.saved_at <= since))
 
     @property
     def hold_strips(self) -> bool:
-        """Whether there is one of gathered strips."""
+        """Whether a buffer with gathered strips is held."""
         return any(part.gathers for part in self._held.values())
 
 
 def cursors_of(part: Part) -> list[Cursor]:
-    """One, or one for each buffer in which the part's strips are to be gathered."""
+    """One cursor, or one for each buffer in which the part's strips are to be gathered."""
     if not part.gathers:
         return [Cursor(part, _absolute_rows(part))]
     return [Cursor(part, [], gather) for gather in part.gathers]

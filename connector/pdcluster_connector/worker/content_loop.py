@@ -1,10 +1,10 @@
 """The sums of ``content_pass.py`` in one compiled pass over the host's own memory.
 
 Numba, which vLLM brings along, compiles the loop for this machine once, before the engine serves, and only where the
-setting asks for all sums: it takes a core 2 s and 125 MiB, and a sample gains half a millisecond by it. The loop reads
-by place and checks none: every number that it reads by is checked before. It holds no interpreter lock. It reads at
-once and in no stream, so that it is taken for plain CPU tensors only: not for an accelerator's, and not for a tensor
-type of somebody else's whose operations run later.
+setting asks for all sums: compiling takes a core 2 s and 125 MiB, and would save a sample only half a millisecond. The
+loop does not check bounds: every index is checked before. It does not hold the interpreter lock. It reads at once and
+in no stream, so it serves plain CPU tensors only: not an accelerator's, and not those of a tensor subclass whose
+operations run later.
 
 Without a loop (Numba is missing, does not fit its NumPy, cannot compile) PyTorch's operators find the same sums.
 """
@@ -53,10 +53,10 @@ def compiled_loop() -> Loop | None:
 
 
 def plain_pass(sums: PartSums, loop: Loop | None) -> PlainPass | None:
-    """Counts pages of ``sums`` by ``loop``; None where only ``sums.add_by_operators`` may.
+    """A pass that counts pages of ``sums`` by ``loop``; None: only ``sums.add_by_operators`` can count them.
 
     Raises:
-        IndexError: There is no such page.
+        IndexError: An index in ``sums`` is out of bounds, or lengths do not fit.
     """
     if loop is None or not _is_plain(sums.content) or not _has_whole_words(sums):
         return None
@@ -66,7 +66,7 @@ def plain_pass(sums: PartSums, loop: Loop | None) -> PlainPass | None:
 
 @dataclass(frozen=True, slots=True)
 class PlainPass:
-    """``sums`` as the loop takes them: the same memory. ``others``: its arguments behind the pages."""
+    """``sums`` in the loop's types, over the same memory. ``others``: the loop's arguments after the pages."""
 
     loop: Loop
     words: Int64s
@@ -94,7 +94,7 @@ def add_pages(
     rows: Any,
     ranges: Any,
 ) -> None:
-    """Count each token of the pages ``numbers`` in ``rows`` and ``ranges``. Reads by place, without bounds.
+    """Counts each token of the pages ``numbers`` in ``rows`` and ``ranges``. Checks no bounds.
 
     ``words``: the memory, int64. ``strides``: words from page to page, row to row, token to token. ``weights``,
     ``slots``: ``[pages, tokens]``. ``factors``: of each word of a cell. ``units``: of each row of a page. ``step``:
@@ -132,7 +132,7 @@ def _compile() -> Loop | None:
 
 
 def _is_plain(view: torch.Tensor) -> bool:
-    """Whether the host may read it by its address at any time. A subclass may have work under way beside the host."""
+    """Whether the host may read ``view`` by its address at any time. A subclass may have work under way elsewhere."""
     return type(view) is torch.Tensor and view.device.type == "cpu"
 
 
@@ -154,10 +154,10 @@ def _prepared(loop: Loop, sums: PartSums) -> PlainPass:
 
 
 def _require_inside(sums: PartSums) -> None:
-    """Every number by which the loop reads or writes is one of a place that there is.
+    """Every index by which the loop reads or writes is within bounds.
 
     Raises:
-        IndexError: One is not.
+        IndexError: One is not, or lengths do not fit.
     """
     pages, num_rows = sums.pages, sums.content.shape[1]
     _require_below(sums.content.shape[0], pages.numbers, "page")

@@ -1,11 +1,11 @@
-"""One part's pages are added to the sums of content: what is read, and by PyTorch's operators how.
+"""Adds one part's pages to the sums of content: says what is read, and adds it up by PyTorch's operators.
 
     cell = sum over words of 8 bytes of  spread(word) * odd number of the word's place in the cell
     sum  = sum over cells of  cell * odd number of the token's position                             all modulo 2^64
 
-``spread`` carries a word's top bits down, of which a product modulo 2^64 keeps too few. PyTorch takes several passes
-over a copy, on any device and in the calling thread's stream. ``content_loop.py`` takes one, and only in the host's own
-memory. Both find the same sums. ``core/content.py`` decides which cells count.
+``spread`` adds a word's top half to its low half, since a product modulo 2^64 keeps too little of the top bits. PyTorch
+makes several passes over a copy, on any device and in the calling thread's stream. ``content_loop.py`` makes one pass,
+only in the host's own memory. Both find the same sums. ``core/content.py`` decides which cells count.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MASK: Final = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Pages of a region that hold cells which are counted. On the rank's device.
+    """Pages of a region that hold counted cells. On the rank's device.
 
-    ``weights``, ``slots``: ``[pages, tokens]``, int64: of each token its factor, 0 where it is not counted, and which
-    of the sums over ranges counts it.
+    ``weights``: each token's factor, 0 if it is not counted. ``slots``: the index of the range whose sum counts the
+    token. Both ``[pages, tokens]``, int64.
     """
 
     numbers: torch.Tensor
@@ -43,9 +43,9 @@ class PartSums:
     """A part's cells, and the sums that they go into. All on the rank's device.
 
     ``content``: ``[pages, KV heads or units, tokens, words or bytes]``, int64 or uint8, borrowed. ``factors``:
-    ``[words]``, of each word of a cell: ``factors_of``. ``units``:
-    ``[units, 1]``, of each unit of a state's run its factor; None where rows are heads. ``rows``: int64, the sum of
-    each head, or one of all units. ``heads``: ``[rows, 1]``, factors. ``ranges``: int64, all sums over ranges.
+    ``[words]``, the factor of each word of a cell: ``factors_of``. ``units``: ``[units, 1]``, the factor of each unit
+    of a state's run; None: rows are heads. ``rows``: int64, the sum of each head, or one of all units. ``heads``:
+    ``[rows, 1]``, factors. ``ranges``: int64, all sums over ranges.
     """
 
     content: torch.Tensor
@@ -76,9 +76,9 @@ class PartSums:
 
 
 def values_of(content: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """[pages, heads, tokens], int64: of each cell of ``content``, ``[pages, heads, tokens, bytes or words]``.
+    """[pages, heads, tokens], int64: the value of each cell of ``content``, ``[pages, heads, tokens, bytes or words]``.
 
-    ``content`` is a copy of our own: it is overwritten. ``factors``: of each word of a cell.
+    ``content`` must be a copy: it is overwritten. ``factors``: of each word of a cell.
     """
     words = content if content.dtype is torch.int64 else _words_of(content)
     words += words >> 32
@@ -88,16 +88,16 @@ def values_of(content: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def as_words(view: torch.Tensor) -> torch.Tensor:
-    """The same memory in words, if it has whole ones: to read them is quicker."""
+    """``view`` as words, which are quicker to read, if its memory has whole ones; else ``view`` itself."""
     places = (view.shape[-1], view.storage_offset(), *view.stride()[:-1])
     is_whole = view.stride(-1) == 1 and not any(place % WORD_BYTES for place in places)
     return view.view(torch.int64) if is_whole and view.data_ptr() % WORD_BYTES == 0 else view
 
 
 def factors_of(content: torch.Tensor) -> torch.Tensor:
-    """``[words]``, odd: of each word of a cell of ``content``. In its memory, and in the stream of the thread.
+    """``[words]``, odd: the factor of each word of a cell of ``content``. On its device, in the thread's stream.
 
-    Nothing is kept for the next request: that may be summed up in another stream, which would not wait for this one.
+    No factor is kept for the next request, which may be summed up in another stream: that would not wait for this one.
     """
     size = content.shape[-1]
     num_words = size if content.dtype is torch.int64 else -(-size // WORD_BYTES)
@@ -105,7 +105,7 @@ def factors_of(content: torch.Tensor) -> torch.Tensor:
 
 
 def odd_numbers(numbers: np.ndarray, seed: int) -> Offsets:
-    """Odd numbers as random as their places are different: the finaliser of MurmurHash3 (public domain)."""
+    """A pseudo-random odd number for each of ``numbers``: the finaliser of MurmurHash3 (public domain)."""
     x = numbers.astype(np.uint64) * np.uint64(GOLDEN) + np.uint64(seed & _MASK)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     x = (x ^ (x >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)

@@ -1,9 +1,9 @@
-"""Sums of KV content: what a rank pushed or received of a request, read through vLLM's own tensors.
+"""Sums of the KV content that a rank pushed or received for a request, read through vLLM's own tensors.
 
-``core/content.py`` decides which cells go into which sum, and ``content_pass.py`` what a sum is. A sum has no order, so
-that ranks, layers and chunks may come in any. It costs little more than reading the memory. It is no proof against
-somebody who wants to deceive: the side channel is sealed against those. It is computed on the tensor's own device,
-never in the forward pass nor in its stream, and in chunks: its thread serves others in between.
+``core/content.py`` decides which cells go into which sum, and ``content_pass.py`` what a sum is. Ranks, layers and
+chunks may be added in any order. A sum costs little more than reading the memory. It does not protect against
+attackers: the seals of the side channel do. It is computed on the tensor's own device, never in the forward pass nor in
+its stream, and in chunks: its thread serves other requests in between.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from pdcluster_protocol.side_channel import ContentSums, RankLayout
 class KvReader:
     """A rank's KV by logical place. ``views``: of each region ``[pages, KV heads, tokens, bytes]``, uint8, borrowed.
 
-    ``loop``: what finds sums in plain memory; None: PyTorch's operators do.
+    ``loop``: finds sums in plain memory; None: PyTorch's operators do.
     """
 
     layout: RankLayout
@@ -61,7 +61,7 @@ class KvReader:
 
     @property
     def where(self) -> torch.device:
-        """Of the rank."""
+        """The rank's device."""
         return self.views[0].device
 
     def received(self, order: ContentOrder, seed: str, *, has_draft: bool = False) -> SumsUnderWay:
@@ -86,7 +86,7 @@ class KvReader:
 
 
 class SumsUnderWay:
-    """The sums of one request on one rank: whole after the last ``advance``. Reads memory only then."""
+    """The sums of one request on one rank: whole after the last ``advance``. Only ``advance`` reads KV."""
 
     def __init__(
         self, reader: KvReader, plan: ContentPlan, parts: Sequence[ContentPart], order: ContentOrder, seed: str
@@ -104,7 +104,7 @@ class SumsUnderWay:
         return next(self._chunks, False)
 
     def result(self) -> ContentSums:
-        """The sums, whole. The device is read once, in the stream of the first call."""
+        """The whole sums; reads what is left. They are copied from the device once, in the stream of the first call."""
         while self.advance():
             pass
         if self._result is None:
@@ -112,7 +112,7 @@ class SumsUnderWay:
         return self._result
 
     def _read(self, parts: Sequence[ContentPart]) -> Iterator[bool]:
-        # Made here, in the stream that advances: in another one they might be set to zero after they counted.
+        # Made here, in the stream that advances: another stream might set them to zero after they have counted.
         where = self._reader.where
         self._rows = torch.zeros(self.plan.num_rows, dtype=torch.int64, device=where)
         self._ranges = torch.zeros(len(self.plan.numbers), dtype=torch.int64, device=where)
@@ -179,7 +179,7 @@ K = TypeVar("K", bound=Hashable)
 class SumQueue(Generic[K]):
     """Sums under way. Not thread-safe: the thread that computes them owns it, and has a stream of its own for them.
 
-    On an NPU any thread's stream is the forward pass's unless it opens another: each chunk would wait for all the steps
+    On an NPU a thread works in the forward pass's stream unless it opens another: each chunk would wait for all steps
     that are under way.
     """
 
@@ -202,11 +202,11 @@ class SumQueue(Generic[K]):
 
     @property
     def next_key(self) -> K | None:
-        """The one that ``advance`` reads for."""
+        """The key of the sums that ``advance`` reads for."""
         return next(iter(self._sums), None)
 
     def advance(self) -> SumsUnderWay | None:
-        """Read one chunk of the oldest; it, once it is whole."""
+        """Reads one chunk for the oldest sums. Returns these sums once they are whole."""
         assert self._stream is not None, "nothing was started"
         key = next(iter(self._sums))
         with self._stream:
@@ -217,7 +217,7 @@ class SumQueue(Generic[K]):
 
 
 class PushSums:
-    """Of one lane: what its pushes have in the source. Lane thread only."""
+    """The sums of one lane's pushes, over their source. Lane thread only."""
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
@@ -226,7 +226,7 @@ class PushSums:
         self._asked: deque[LivePush] = deque()
         self._queue: SumQueue[PushKey] = SumQueue(device)
         self.decode_layout: RankLayout | None = None
-        """Of the rank that the lane serves, once it has said it."""
+        """The layout of the decode rank that the lane serves, from its ``Welcome``."""
 
     @property
     def is_busy(self) -> bool:
@@ -239,8 +239,8 @@ class PushSums:
     def advance(self, book: PushBook, now: float) -> None:
         """Read one chunk for one push: others need not wait for all of it. A call that fails costs that push alone.
 
-        Raises a device's error that may be of other work than these sums: nothing here can tell what else the device
-        has not done.
+        Raises a device's error that may be about other work than these sums: this class cannot tell what else the
+        device has not done.
         """
         while self._asked:
             self._start(self._asked.popleft(), book, now)
@@ -257,7 +257,7 @@ class PushSums:
             self._cannot_read(live, "it has no tensors of it", book, now)
             return
         if not live.push.may_write:
-            return  # The lane may have failed since it asked, and asks its device nothing more.
+            return  # The lane may have failed meanwhile. It then does not query its device any more.
         try:
             sums = self._reader.pushed(self.decode_layout, live.content, live.push.key.transfer_id)
             self._queue.start(live.push.key, sums, self._reader.where)
@@ -285,13 +285,13 @@ class PushSums:
 
 
 class ReceiveSums:
-    """Of one decode rank: what has arrived. Receiver thread only."""
+    """The sums of what has arrived at one decode rank. Receiver thread only."""
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
         self._reader = reader
         self._wanted: dict[TransferId, ContentOrder] = {}
-        """Of requests whose content is compared and whose wait has not ended."""
+        """The orders of transfers whose content is compared and whose wait has not ended."""
         self._queue: SumQueue[tuple[TransferId, Attempt]] = SumQueue(device)
 
     @property
@@ -300,7 +300,7 @@ class ReceiveSums:
 
     @property
     def next_transfer(self) -> TransferId | None:
-        """The one that ``advance`` reads for."""
+        """The transfer that ``advance`` reads for."""
         key = self._queue.next_key
         return None if key is None else key[0]
 
@@ -342,7 +342,7 @@ _MASK: Final = (1 << 64) - 1
 
 
 def _units_of(part: ContentPart, where: torch.device) -> torch.Tensor | None:
-    """``[units, 1]``: of each unit of a state's run its factor; None where rows are heads."""
+    """``[units, 1]``: the factor of each unit of a state's run; None: rows are heads."""
     if part.run is None:
         return None
     numbers = np.arange(part.first_unit, part.first_unit + len(part.rows))

@@ -22,8 +22,8 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId
 
 OPEN_S: Final = 60.0
-"""How long a peer waits here for its session: longer than its own handshake, so that mostly it is prefill that ends
-the wait. A session that comes later serves the next request."""
+"""How long a peer waits here for its session: longer than its own handshake lasts, so mostly prefill ends the wait. A
+session that comes later serves the next request."""
 
 MAX_OPENINGS: Final = 64
 """Sessions that are opened at the same time, each by a thread: more prefill engines than begin at once."""
@@ -60,7 +60,7 @@ class _Arrival:
 
 
 class InboundSessions:
-    """Receiver thread only, but for ``close``."""
+    """The inbound sessions of one decode rank. Receiver thread only, except ``close``."""
 
     def __init__(self, sessions: Sessions, on_news: Callable[[], None]) -> None:
         """``on_news`` is called, from another thread, when ``take_opened`` or ``take_closed`` has something to give."""
@@ -118,7 +118,7 @@ class InboundSessions:
         return closed
 
     def close(self) -> None:
-        """Close all of them, side by side. After the receiver thread has ended. Waits up to 4 s."""
+        """Closes all sessions, side by side. After the receiver thread has ended. Waits up to 4 s."""
         for transport in self._open.values():
             self._start_closing(SessionId(transport.session), transport)
         self._open.clear()

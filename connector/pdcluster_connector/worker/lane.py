@@ -107,9 +107,9 @@ class Lane:
         self._failure = self._cut_reason = ""
         self._closing_at: float | None = None
         self._num_faults = context.device.num_faults
-        """The device's, before it computed anything that this lane pushes, and later as far as the lane has looked."""
+        """The device's faults before it computed anything that this lane pushes; later, those that the lane saw."""
         self._has_ended = False
-        """The thread looks at its orders for the last time: a caller that posts one now lets it go itself."""
+        """The thread carries out no further order: a caller that posts one now discards it itself."""
         self._next_expiry = 0.0
         self._channel: PrefillChannel | None = None
         self._thread = threading.Thread(target=self._main, name=f"pdcluster-lane-{decode_rank}", daemon=True)
@@ -138,7 +138,7 @@ class Lane:
         self.post(Close(math.inf))
 
     def close(self, timeout_s: float) -> None:
-        """End the lane and its thread. Pushes that last beyond ``timeout_s`` are cut off. Waits 2 s more at most."""
+        """Ends the lane and its thread. Pushes that last beyond ``timeout_s`` are cut off. Waits 2 s longer at most."""
         self.post(Close(time.monotonic() + timeout_s))
         self._thread.join(timeout_s + CUT_S)
         if self.is_over:
@@ -186,7 +186,7 @@ class Lane:
                 time.sleep(_EXPIRE_EVERY_S)
 
     def _end(self) -> None:
-        """The thread ends: its session is closed, and what it has, or was told and never looked at, is released."""
+        """The thread ends: its session is closed, and the blocks of its pushes and of late orders are released."""
         self._failure = self._failure or "the lane was closed"
         now = time.monotonic()
         while self._inbox:
@@ -216,7 +216,7 @@ class Lane:
             self._cut(self._cut_reason)
 
     def _look_for_faults(self) -> None:
-        """The device may have told another thread of work that it has not done: no push of now is known to be right."""
+        """The device may have reported lost work to another thread: then no push of this moment can be trusted."""
         if self._num_faults != (num_faults := self._context.device.num_faults):
             self._fail("prefill's device has failed at something: what it computed or copied meanwhile is not known")
             self._num_faults = num_faults
@@ -339,7 +339,7 @@ class Lane:
         self._out.open(route, welcome.session, self._context.sessions, self._wakeup.set)
 
     def _enter(self, now: float) -> None:
-        """The way to the decode rank may have opened."""
+        """If the way to the decode rank has opened, each push asks for its grant, and the backlog is followed."""
         try:
             if self._failure or not self._out.enter():
                 return

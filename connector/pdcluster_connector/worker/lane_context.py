@@ -22,7 +22,7 @@ class LaneContext:
     """Nothing in it changes."""
 
     hello: Hello
-    """The hello of each lane. Its boot id is the engine's life; empty until the first step has named that."""
+    """The hello of each lane. Its boot id names the engine's life; empty until the first step has named it."""
     sessions: Sessions
     device: Device
     settings: Settings
@@ -31,9 +31,9 @@ class LaneContext:
     staging: StagingMemory | None = None
     """The staging memory that the rank's resharder fills; None without one."""
     reader: KvReader | None = None
-    """Of the rank's own KV; None where no content can be compared."""
+    """Reads the rank's own KV; None: no content can be compared."""
     strips: StripStaging | None = None
-    """The staging memory in which the lanes gather small strips; None where they do not."""
+    """The staging memory in which the lanes gather small strips; None: they gather none."""
 
     def of_life(self, life: BootId) -> LaneContext:
         """The same, for lanes of that life of our engine."""

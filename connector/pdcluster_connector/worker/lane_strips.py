@@ -22,16 +22,16 @@ _COPIES_AHEAD: Final = 4
 
 @dataclass(slots=True)
 class LaneStrips:
-    """Not thread-safe: one lane thread owns it. ``gatherer``: None where parts come without gathers."""
+    """Strips of one lane. Not thread-safe: the lane thread owns it. ``gatherer``: None: parts come without gathers."""
 
     device: Device
     buffers: HeldBuffers
     gatherer: StripGatherer | None
 
     def is_ready(self, cursor: Cursor) -> bool:
-        """Whether its ranges may be submitted. If not, it is being copied, or a buffer of ours is about to come back.
+        """Whether its ranges may be submitted. If not, its strips are being copied, or wait for a buffer of this lane.
 
-        A lane never waits for the buffers of another one, whose decode rank may be silent.
+        A lane never waits for the buffers of another lane, whose decode rank may be silent.
         """
         if cursor.gather is not None and not cursor.is_copying:
             self._begin_copy(cursor)
@@ -40,13 +40,15 @@ class LaneStrips:
         return cursor.gather is None
 
     def look_ahead(self, cursors: Iterable[Cursor]) -> None:
-        """Begin the next copies too, in order: a buffer behind a part that waits for space would never come back."""
+        """Begins the next copies too, in order. Parts behind one that waits for space get no buffer: their buffer would
+        never come back."""
         for cursor in islice(cursors, _COPIES_AHEAD):
             if cursor.may_leave and not self.is_ready(cursor) and not cursor.is_copying:
                 return
 
     def _begin_copy(self, cursor: Cursor) -> None:
-        """It is being copied, or leaves in strips, or is left as it is until a buffer of ours comes back."""
+        """Begins the copy. Without space, the strips wait for a buffer of this lane if it holds one, else leave as
+        they are."""
         assert cursor.gather is not None, "nothing to gather"
         assert self.gatherer is not None, "strips to gather in a lane that cannot"
         strips = self.gatherer.begin(cursor.part.record.layer, cursor.gather)

@@ -38,7 +38,7 @@ class LayerSaved:
 class StagedWrite:
     """One push's part of one region, in staging memory: the region's bytes begin at address ``base``.
 
-    The lane that takes the order releases ``buffer``, once, when nothing reads the part any more.
+    Each lane that takes the order releases ``buffer`` once, when the lane does not read the part any more.
     """
 
     key: PushKey
@@ -68,7 +68,7 @@ class StepEnded:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """vLLM ended the request before its last block was computed."""
+    """Give the push up: vLLM has ended its request early, or overwrites its blocks after a preemption."""
 
     key: PushKey
     reason: str
@@ -101,7 +101,7 @@ Order: TypeAlias = StepOrder | GiveUp | Forget | Quiesce | Close
 
 
 def discard(order: Order) -> None:
-    """``order`` will not be carried out: let go of what it holds."""
+    """``order`` will not be carried out: releases its buffers, or the thread that waits for it."""
     match order:
         case Staged(writes=writes):
             for write in writes:

@@ -30,7 +30,7 @@ _LEAVE_S: Final = 1.0
 
 
 class Outbound:
-    """One lane's. Lane thread only; only ``close`` waits."""
+    """The way of one lane. Lane thread only; only ``close`` waits."""
 
     def __init__(
         self, book: PushBook, device: Device, lost: Container[PushKey], gatherer: StripGatherer | None = None
@@ -44,7 +44,7 @@ class Outbound:
         self._steps: dict[int, StepPlan] = {}
         self._route: Route | None = None
         self._session = ""
-        """Where decode wants the bytes."""
+        """Decode's session, to which the bytes go."""
         self._opening: Opening | None = None
         self._transport: Transport | None = None
         self._writes: WriteQueue | None = None
@@ -64,7 +64,7 @@ class Outbound:
 
     @property
     def has_route(self) -> bool:
-        """Whether the decode rank was welcoming, now or before the way was closed."""
+        """Whether the decode rank has said ``Welcome``; it stays true after the way is closed."""
         return self._route is not None
 
     @property
@@ -81,7 +81,7 @@ class Outbound:
         self._opening = Opening(sessions, on_end)
 
     def enter(self) -> bool:
-        """Whether the way has opened by now, and had not before: the backlog is to be followed.
+        """Whether the way has opened since the last call: then the backlog is to be followed.
 
         Raises:
             ConfigError: No transport session can be opened here.
@@ -98,12 +98,12 @@ class Outbound:
             self.follow(self._backlog.popleft(), now)
 
     def drop_backlog(self) -> None:
-        """The way will not open."""
+        """The way will not open: lets go of the backlog."""
         while self._backlog:
             discard(self._backlog.popleft())
 
     def drop_queued(self) -> None:
-        """No further write is submitted, and no event of the device is asked for."""
+        """No further write is submitted, and the device is not queried any more."""
         if self._writes is not None:
             self._writes.drop_queued()
 
@@ -131,7 +131,7 @@ class Outbound:
             self._writes.granted(live.push)
 
     def push_again(self, again: Again, now: float) -> None:
-        """Write once more what decode names of a push, straight from the request's blocks, or say why not."""
+        """Writes the content that decode names once more, straight from the request's blocks, or says why not."""
         key = PushKey(again.transfer_id, again.attempt)
         live = self._book.get(key)
         if live is None or live.push.is_ended:
@@ -149,7 +149,7 @@ class Outbound:
                 self._book.apply(live, commands)
 
     def forget_stopped(self) -> None:
-        """Drop what was held for grants that will not come."""
+        """Drops writes that were held for grants that will not come."""
         if self._writes is not None:
             self._writes.forget_stopped()
 
@@ -171,9 +171,9 @@ class Outbound:
         return not live.push.awaits_sums and not self._writes.has_work_of(live.push)
 
     def close(self) -> bool:
-        """Whether nothing of our memory is read or sent by this way any more. Waits for Mooncake, about a second.
+        """Closes the session. Whether nothing reads our memory through this way any more; if not, the engine ends.
 
-        If not, the engine ends.
+        Waits for Mooncake, about a second.
         """
         self.drop_backlog()
         writes, self._writes = self._writes, None
@@ -190,7 +190,7 @@ class Outbound:
         return True
 
     def _discard_backlog(self, staged_since: float) -> list[PushKey]:
-        """Let go of parts that wait since then for the way to open. The pushes that they were for, some twice."""
+        """Lets go of parts that have waited for the way since ``staged_since``. Returns their pushes, some twice."""
         backlog, self._backlog = self._backlog, deque()
         keys: list[PushKey] = []
         for order in backlog:
@@ -210,13 +210,13 @@ class Outbound:
             writes.add(plan.staged_batch(route, order))
 
     def _give_up_staging(self, order: ReshardFailed, now: float) -> None:
-        """Every lane hears of it; one whose way is direct has nothing staged, and may be through with the step."""
+        """Every lane gets this order. A lane without staged regions has nothing to give up; its step may be over."""
         plan = self._steps.get(order.step)
         for live in plan.staging_pushes if plan else ():
             self._book.apply(live, live.push.give_up(order.reason, now=now))
 
     def _end_step(self, route: Route, order: StepEnded | StepRead) -> None:
-        """The step is over with its last order, which is the resharder's where that has a part in the route."""
+        """The step is over with its last order: the resharder's ``StepRead`` if the route has staged regions."""
         if isinstance(order, route.last_order):
             for live, commands in self._steps.pop(order.step).read(route):
                 self._book.apply(live, commands)

@@ -28,7 +28,7 @@ from pdcluster_protocol.params import SideChannelAddress
 _CLOSE_S: Final = 5.0
 _CLOSE_RESHARDING_S: Final = 1.0
 UNUSED_S: Final = 60.0
-"""After how long without a new request a lane may be retired."""
+"""Seconds without a new request after which a lane may be retired."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Sending:
     lanes: tuple[Lane, ...]
     is_whole: bool = False
     last_step: int = 0
-    """The newest step that computes some of it."""
+    """The newest step that has a slice of it."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class PrefillWorker:
         self._retired: list[Lane] = []
         self._sending: dict[RequestId, _Sending] = {}
         self._holds: SourceHolds[Lane | Resharding] = SourceHolds()
-        """The resharder reads for the other ranks too, also when our own pushes have ended."""
+        """The resharder is a reader too: it reads for other ranks even after our own pushes have ended."""
         self._unread: dict[RequestId, int] = {}
         """Ended requests, and the last step whose blocks the resharder still reads."""
         self._released: deque[tuple[RequestId, Lane]] = deque()
@@ -77,7 +77,7 @@ class PrefillWorker:
     def begin_step(self, step: PrefillStep) -> None:
         """The lanes know which blocks this forward pass completes."""
         if step.life != self._context.hello.boot_id:
-            # The first step: the ranks of one engine have no other word in common, they may run on several nodes.
+            # The first step. The ranks of one engine may run on several nodes, and have no other id in common.
             self._context = self._context.of_life(step.life)
         number, now = self._step.number + 1, time.monotonic()
         pushes = [StepPush(part, self._sending_of(part, number).lanes) for part in step.slices]
@@ -92,7 +92,7 @@ class PrefillWorker:
             self._resharding.begin_step(number, pushes)
 
     def layer_saved(self, layer_name: str) -> None:
-        """The layer's KV is final for this step once what the device was given so far is done.
+        """The layer's KV is final for this step once the device has done all work that it was given so far.
 
         A layer that saves again (a draft layer, once for each guess) had the prompt's KV the first time.
         """
@@ -125,7 +125,7 @@ class PrefillWorker:
         for key, lane, quiet in waits:
             lane.post(Quiesce(key, quiet))
         deadline = time.monotonic() + self._context.settings.preempt_wait_s
-        # The other ranks read our heads by our own resharder only. A push is not whole before it has read them.
+        # Other ranks get our heads from our own resharder only. No push is whole before the resharder has read them.
         is_read = not waits or self._resharding.fence().wait(self._context.settings.preempt_wait_s)
         for key, lane, quiet in waits:
             if not (quiet.wait(max(0.0, deadline - time.monotonic())) and is_read):
@@ -133,10 +133,10 @@ class PrefillWorker:
                 lane.post(GiveUp(key, "prefill preempted the request while its blocks were being read"))
 
     def finished(self, request_ids: Iterable[RequestId]) -> set[RequestId]:
-        """Requests whose blocks vLLM may free now, each named once; takes those that vLLM has just ended."""
+        """Requests whose blocks vLLM may free now, each named once. ``request_ids``: those that vLLM has just ended."""
         for request_id in request_ids:
             self._finish(request_id)
-        # Looked at first: a lane that has ended by now has released all that it ever will.
+        # Before ``_released`` is read: a lane that has ended by now has put all its releases there.
         ended = [lane for lane in self._known_lanes() if lane.is_over]
         while self._released:
             self._holds.released(*self._released.popleft())
@@ -234,7 +234,7 @@ class PrefillWorker:
                 lane.post(GiveUp(sending.key, "prefill ended before the prompt was computed"))
 
     def _release_read(self) -> None:
-        """The resharder reads the blocks of ended requests no more, as far as it has told."""
+        """Releases ended requests whose blocks no resharder reads any more."""
         read_step = self._resharding.read_step
         for request_id in [known for known, step in self._unread.items() if step <= read_step]:
             del self._unread[request_id]

@@ -1,4 +1,4 @@
-"""The pushes of one lane: their state, and what their commands do to the world."""
+"""The pushes of one lane: their state, and how their commands are carried out."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class LivePush:
     num_pieces: int = 0
     num_writes: int = 0
     content: ContentOrder | None = None
-    """Of a push whose content is compared."""
+    """Set if the push's content is compared."""
     is_forgotten: bool = False
     """vLLM has freed the request: no order will name it again."""
     layers: list[LayerRecord] = field(default_factory=list)
 
     @property
     def is_reportable(self) -> bool:
-        """The push has ended, and so has the forward pass whose share of it the report shows."""
+        """Whether the push has ended, and, if it is done and was needed, its last forward pass too."""
         is_done = self.push.phase is PushPhase.DONE and not self.push.is_unneeded
         return self.push.is_ended and (not is_done or self.forward_end > 0)
 
@@ -101,7 +101,7 @@ class PushBook:
         return len(self._live)
 
     def get(self, key: PushKey) -> LivePush | None:
-        """The push of ``key``, unless it has ended and was reported."""
+        """The push of ``key``; None: unknown, or reported after its end."""
         return self._live.get(key)
 
     def has_ended(self, key: PushKey) -> bool:
@@ -136,7 +136,7 @@ class PushBook:
                 self.report_if_due(live)
 
     def apply(self, live: LivePush, commands: SendingCommands) -> None:
-        """Do what the push decided."""
+        """Carries out the push's ``commands``."""
         for command in commands:
             match command:
                 case Send(message):

@@ -44,8 +44,8 @@ _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 _IDLE_S: Final = 1.0
 MAX_WORK_S: Final = 0.25
-"""The most that a turn counts for in running time beyond its wait. A longer one means: we were stopped. Below a lease,
-so that after a stop the renewals in the socket are heard before the lease can lapse."""
+"""The most running time that a turn counts for beyond its wait: in a longer turn the process was stopped. Below a
+lease, so that after a stop the renewals in the socket are heard before the lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
 _CLOSE_S: Final = 5.0
@@ -90,7 +90,7 @@ class Receiver:
         self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
         self._next_expiry = 0.0
         self._has_entered = self._is_warned = False
-        """Of the device."""
+        """Whether the thread has entered the device, and whether it has logged that it could not."""
         self._is_closing = False
         self._thread = threading.Thread(target=self._main, name="pdcluster-receiver", daemon=True)
         self._thread.start()
@@ -142,7 +142,7 @@ class Receiver:
                     _LOG.exception("receiver failed on one event")
 
     def _enter_device(self) -> None:
-        """Tried at each turn until the device lets us: only this thread ends waits, so it goes on without one too."""
+        """Enters the device, or tries again at the next turn. The thread goes on without: no other one ends waits."""
         if self._has_entered:
             return
         try:
@@ -184,7 +184,7 @@ class Receiver:
         try:
             found = self._sums.advance()
         except Exception as error:  # noqa: BLE001  # whatever the device's library raises; it costs one request
-            # It stays the next one until its wait has ended, and nothing hears of its sums any more.
+            # The transfer stays the next one until its wait has ended. Its sums are not used.
             assert transfer is not None, "sums of no transfer"
             self._cannot_read(transfer, str(error), now)
         else:

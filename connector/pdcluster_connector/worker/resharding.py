@@ -65,7 +65,7 @@ class Resharding:
     """
 
     read_step: int = _NEVER
-    """No rank reads the blocks of this step, or of an earlier one, for us any more."""
+    """No resharder reads this rank's blocks of this step, or of an earlier one, any more."""
 
     def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
         """The layers that follow complete ``pushes``. Their lanes know the step already."""
@@ -77,20 +77,20 @@ class Resharding:
         """Every region of the step was ordered."""
 
     def fence(self) -> threading.Event:
-        """Set when no rank reads blocks of the steps so far for us any more."""
+        """Set when no resharder reads this rank's blocks of the steps so far any more."""
         reached = threading.Event()
         reached.set()
         return reached
 
     def close(self, timeout_s: float) -> None:
-        """Reshard no more. Items that are not done are reported failed to the lanes. Waits 1 s more at most."""
+        """Ends resharding. Unfinished items are reported to the lanes as failed. Waits ``timeout_s`` + 1 s at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMemory:
-    """This rank's token-major KV beside its addresses, and the TP group that reshards it.
+    """This rank's token-major KV as tensors, and the TP group that reshards it.
 
-    ``group``: of ``open_reshard_group``; None for TP 1. The caller keeps no reference to it: the group's
+    ``group``: from ``open_reshard_group``; None for TP 1. The caller keeps no reference to it: the group's
     sockets close with the last one. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
     """
 
@@ -173,7 +173,7 @@ class GroupResharding(Resharding):
                 self.read_step = step
 
     def _hand_out(self, outcome: Resharded, step: _StepParts) -> None:
-        """Each part goes to the lanes of its decode rank: one for each stage of decode, of which one has the layer."""
+        """Posts each part to the lanes of its decode TP rank: one lane for each stage, and one stage has the layer."""
         group, now = self._group_of[outcome.region], time.monotonic()
         orders: dict[Lane, list[StagedWrite]] = {}
         for part in outcome.parts:
@@ -196,7 +196,7 @@ class GroupResharding(Resharding):
 
 
 def plan_item(part: PushSlice, group: int, ours: TokenPages) -> ReshardItem | None:
-    """The tokens of one KV group that the slice completes; None where the two engines' pages do not fit each other.
+    """The tokens of one KV group that the slice completes; None: the engines' blocks or pages do not fit each other.
 
     The lanes refuse such a decode engine at the handshake, so its slice must not spoil the step for the others.
     """
@@ -220,7 +220,7 @@ def _shape(layout: RankLayout, index: int) -> TokenShape:
 
 
 def _require_staging(layout: RankLayout, context: ResharderContext) -> None:
-    """Staging memory takes a page of every layer, with the heads of the whole model: what decode of TP 1 wants.
+    """One round can stage a page of any layer with all heads of the model, as a decode engine of TP 1 wants it.
 
     Raises:
         ConfigError: It does not.

@@ -37,7 +37,7 @@ from pdcluster_protocol.side_channel import Hello, RankLayout, Welcome
 class Route:
     """A link, and its copies by the index of prefill's region, as ``LayerSaved`` and ``Staged`` name it.
 
-    One copy for each region, and of a state that is split one for each of its runs.
+    A region has one copy, or, if it is a state that is split anew, one for each of its runs.
     """
 
     link: Link
@@ -45,7 +45,7 @@ class Route:
     staged: dict[int, RegionCopy]
     num_layers: int
     last_order: type[StepEnded | StepRead]
-    """Of a step: nothing of the step is read any more after it."""
+    """The order that ends a step on this route: ``StepRead`` if regions are staged, else ``StepEnded``."""
     num_blocks: Mapping[int, int]
     """Blocks that decode has in each KV group."""
     shapes_from_blocks: Mapping[int, CopyShape] = field(default_factory=dict)
@@ -67,20 +67,20 @@ class Route:
         return {copy.shape: self.link.shapes[copy.shape] for copy in copies}
 
     def require_fit(self, part: PushSlice) -> None:
-        """The reservation told the truth about decode's memory: its push would spoil what others of the lane push.
+        """The reservation is true of decode's memory. With a wrong one its push would spoil other pushes of the lane.
 
         Raises:
-            ProtocolError: It did not; names both values.
+            ProtocolError: It is not; names both values.
         """
         self.require_pages(part.target)
         for shape in self.link.shapes:
             require_held(shape, part.groups[shape.group], self.num_blocks[shape.group])
 
     def require_pages(self, target: PushTarget) -> None:
-        """The reservation told the truth about decode's blocks, and about the pages in which we stage some.
+        """The reservation is true of decode's block sizes, and of the page sizes of staged regions.
 
         Raises:
-            ProtocolError: It did not; names both values.
+            ProtocolError: It is not; names both values.
         """
         for shape in self.link.shapes if target.block_tokens else ():
             if not shape.is_state and (size := target.block_tokens[shape.group]) != shape.target.block_tokens:
@@ -104,7 +104,8 @@ def plan_route(
 
     Raises:
         Unavailable: Another life of the decode engine answered than the one that reserved.
-        ProtocolError: The two ranks hold a layer differently, or decode's is of an engine that cannot be.
+        ProtocolError: The two ranks hold a layer differently, decode's layout is impossible, or KV must be resharded
+            and ``can_reshard`` is False.
     """
     if welcome.boot_id != boot_id:
         raise Unavailable(
@@ -133,9 +134,9 @@ class StepPlan:
 
     step: int
     _ranges: dict[LivePush, dict[int, ByteRanges]] = field(default_factory=dict)
-    """Of each shape that is copied directly."""
+    """The ranges of each shape that is copied directly."""
     _gathers: dict[LivePush, dict[int, tuple[StripRun, ...]]] = field(default_factory=dict)
-    """Of each of these shapes whose strips are gathered."""
+    """The gathers of each of these shapes whose strips may be gathered."""
     _pushes: dict[PushKey, LivePush] = field(default_factory=dict)
     _unread: list[LivePush] = field(default_factory=list)
     """Pushes whose prompt ends with this step: whole once the resharder has read it."""
@@ -148,7 +149,7 @@ class StepPlan:
         return list(self._pushes.values())
 
     def add(self, route: Route, live: LivePush, part: PushSlice, *, now: float) -> SendingCommands:
-        """Plan ``part`` of ``live``; returns what the push says to it."""
+        """Plans ``part`` of ``live``; returns the push's commands."""
         try:
             ranges, num_staged = _plan(route, part)
         except MissingBlockError as error:
@@ -175,7 +176,7 @@ class StepPlan:
                 yield Batch(order.event, parts)
 
     def staged_batch(self, route: Route, order: Staged) -> Batch:
-        """The parts that are still wanted; the others are let go of."""
+        """The parts that are still wanted. The buffers of the others are released."""
         copy = route.staged.get(order.region)
         parts = []
         for write in order.writes:
@@ -187,9 +188,9 @@ class StepPlan:
         return Batch(None, tuple(parts))
 
     def read(self, route: Route) -> Iterator[tuple[LivePush, SendingCommands]]:
-        """The resharder, ours and the others', reads this step's blocks no more.
+        """Neither our resharder nor another rank's reads this step's blocks any more.
 
-        A push is whole only now: while others may still read heads of ours, it can still be given up.
+        A push is whole only now: while other ranks may still need heads of ours, it can be given up.
         """
         for live in self._unread:
             yield live, live.push.plan(0, route.num_layers, is_last=True)
@@ -223,7 +224,7 @@ def _plan(route: Route, part: PushSlice) -> tuple[dict[int, ByteRanges], int]:
     """The ranges of each shape that is copied directly, and the bytes that will come through staging memory.
 
     Raises:
-        MissingBlockError: Decode wants what prefill does not have.
+        MissingBlockError: Decode wants tokens that prefill does not have.
         ProtocolError: The reservation does not fit the decode rank.
     """
     route.require_fit(part)
@@ -234,7 +235,7 @@ def _plan(route: Route, part: PushSlice) -> tuple[dict[int, ByteRanges], int]:
 
 
 def _num_blocks(decode: RankLayout) -> dict[int, int]:
-    """Of each KV group, in the region that has the fewest."""
+    """The blocks of each KV group, in its region with the fewest."""
     found: dict[int, int] = {}
     for region in decode.regions:
         found[region.group] = min(region.num_blocks, found.get(region.group, region.num_blocks))

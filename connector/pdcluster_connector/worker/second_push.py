@@ -1,8 +1,8 @@
-"""The second push of what arrived wrong: which bytes, straight from the request's blocks to decode's.
+"""Plans the second push of content that arrived wrong, straight from the request's blocks to decode's.
 
-Planned from the block tables of the whole prompt and not from what was pushed before: a plan that went wrong once is
+The plan is made from the block tables of the whole prompt, not from the first push's plan: a plan that went wrong is
 not carried out twice. KV that reached decode by staging memory does not go that way again: the ranks of the engine
-would have to reshard it together once more. Each rank writes its own heads of it, token by token. That takes many
+would have to reshard it together once more. Instead each rank writes its own heads, token by token. That takes many
 writes, so their number has a bound.
 """
 
@@ -30,14 +30,14 @@ from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import Again
 
 MAX_WRITES: Final = 1 << 15
-"""Of one rank's second push. The lane's other requests wait behind them: 2.5 s with TCP on loopback (75 us each)."""
+"""Most writes of a second push. The lane's other requests wait behind them: 2.5 s with TCP on loopback (75 us each)."""
 
 
 def plan_again(route: Route, live: LivePush, again: Again, *, now: float) -> tuple[Part, ...]:
-    """The ranges of this push where ``again`` says; empty where other ranks push it.
+    """The parts of this push that ``again`` names; empty: other ranks push them.
 
     Raises:
-        ProtocolError: It takes too many writes, or prefill does not have it any more.
+        ProtocolError: They take too many writes, prefill does not have them any more, or decode lacks a block.
     """
     order, wanted = live.content, frozenset(again.regions)
     assert order is not None, "a push without sums has said done, and is over"

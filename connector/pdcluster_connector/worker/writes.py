@@ -29,7 +29,7 @@ _FULL_POLL_EVERY_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Portion:
-    """The portion of one part that one submit has."""
+    """The portion of one part in one submit."""
 
     cursor: Cursor
     num_bytes: int
@@ -47,7 +47,7 @@ class _InFlight:
 
     @property
     def may_write(self) -> bool:
-        """Whether it is of a push that goes on."""
+        """Whether a push in this submit goes on writing."""
         return any(portion.push.may_write for portion in self.portions)
 
 
@@ -70,7 +70,7 @@ class WriteQueue:
     _buffers: HeldBuffers = field(default_factory=HeldBuffers)
     _pace: WritePace = field(default_factory=WritePace)
     _layer_pace: WritePace = field(default_factory=WritePace)
-    """Of the device: an accelerator computes long after the forward thread has told us of all layers."""
+    """How fast layers become final: an accelerator computes long after the forward thread has told us of all layers."""
     _awaits_layer: bool = False
     _next_full_poll: float = 0.0
     _strips: LaneStrips = field(init=False)
@@ -120,7 +120,7 @@ class WriteQueue:
         self._cursors.extend(self._held.pop(push, ()))
 
     def drop_queued(self) -> None:
-        """Nothing more leaves; writes in flight still have their end seen. A broken device is asked nothing more."""
+        """Nothing more leaves; writes in flight are still polled. The device, which may be broken, is not queried."""
         while self._batches:
             for part in self._batches.popleft().parts:
                 self._cursors.extend(cursors_of(part))
@@ -128,13 +128,13 @@ class WriteQueue:
             self._drop(self._cursors.popleft())
 
     def forget_stopped(self) -> None:
-        """Drop what was held for a grant that will not come."""
+        """Drops writes that were held for a grant that will not come."""
         for push in [push for push in self._held if not push.is_waiting]:
             for cursor in self._held.pop(push):
                 self._drop(cursor)
 
     def advance(self, *, now: float) -> Iterator[tuple[Push, SendingCommands]]:
-        """Poll what is in flight and submit what may leave; yields what that means for each push."""
+        """Polls writes in flight and submits those that may leave; yields the commands of each push."""
         num_in_flight = len(self._in_flight)
         yield from self._poll(now)
         self._pace.looked(num_in_flight - len(self._in_flight), now=now)
@@ -188,7 +188,7 @@ class WriteQueue:
             raise
 
     def _let_go(self, portions: list[_Portion]) -> None:
-        """They were taken, and are not submitted."""
+        """The portions were taken, but will not be submitted."""
         for portion in portions:
             portion.cursor.unended -= 1
             self._drop(portion.cursor)
@@ -199,7 +199,7 @@ class WriteQueue:
         self._buffers.release_if_over(cursor)
 
     def _hand_over(self, portions: list[_Portion], ranges: list[WriteRange], now: float) -> str:
-        """Submit them together; the reason when the transport refuses."""
+        """Submits ``ranges`` together. Returns why the transport refuses; empty: it does not."""
         try:
             write = self.transport.submit_writes(self.session, ranges)
         except TransferError as error:
@@ -220,9 +220,9 @@ class WriteQueue:
             yield portion.push, portion.push.give_up(reason, now=now)
 
     def _poll(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
-        """Look at submits oldest first and stop at the first that is pending: amortised one look per submit.
+        """Looks at submits oldest first and stops at the first that is pending: amortised one look per submit.
 
-        One that never ends would hide those behind it, so when the oldest push is no longer writing the
+        A submit that never ends would hide those behind it. So when the pushes of the oldest one have stopped, the
         whole queue is looked at, but not often: its peer may be silent for minutes.
         """
         while self._in_flight:

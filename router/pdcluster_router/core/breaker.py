@@ -31,7 +31,7 @@ FIRST_EJECTION_S: Final = 1.0
 LAST_EJECTION_S: Final = 30.0
 """An engine that was ejected again and again is asked twice a minute: a restart takes about as long."""
 TRYING_S: Final = 5.0
-"""Another request is tried when the one before has said nothing for so long."""
+"""Seconds for which a tried request may have no outcome before another one is tried."""
 
 _ALL_OUTCOMES: Final = (1 << NUM_OUTCOMES) - 1
 
@@ -50,7 +50,7 @@ class Circuit(Enum):
 
 
 CLOSED: Final = Circuit.CLOSED
-"""By a name of its own: each request asks for it, and Python 3.11 takes eight times as long to find it in its Enum."""
+"""A name of its own, since each request reads it: through its Enum, Python 3.11 takes eight times as long."""
 
 
 class Blame(Enum):
@@ -74,7 +74,7 @@ class Breaker:
     def __init__(self) -> None:
         self.circuit = Circuit.CLOSED
         self.era = Era(0)
-        """Of the requests that are placed now."""
+        """The era of requests that are placed now."""
         self.until = 0.0
         """While EJECTED or TRYING: monotonic seconds at which ``wake`` has something to do."""
         self._ejection_s = 0.0
@@ -101,7 +101,7 @@ class Breaker:
         return True
 
     def began(self, era: Era) -> bool:
-        """The engine has begun to answer a request of ``era``: that is enough to ask it again."""
+        """The engine has begun to answer a request of ``era``: that closes its circuit."""
         if self.circuit is CLOSED or era != self.era:
             return False
         self.circuit = CLOSED
@@ -111,7 +111,7 @@ class Breaker:
     def succeeded(self, era: Era) -> None:
         """A request of ``era`` has ended well, to its last byte."""
         if era != self.era or not (self._failures or self._ejection_s or self._num_known < NUM_OUTCOMES):
-            return  # Old news, or no news: all that is remembered is well.
+            return  # Of an earlier era; or no failure is remembered, and nothing would change.
         self._num_in_a_row = 0
         self._failures = self._failures << 1 & _ALL_OUTCOMES
         if self._num_known < NUM_OUTCOMES:

@@ -6,8 +6,8 @@
                                 v
                  FINISHING --serves no more, or not listed any more--> LEAVING --not listed, and idle--> removed
 
-Only SERVING engines get new work. An engine may finish its requests, however long that takes: one that discovery lists
-no longer is removed when its last request has ended, never before.
+Only SERVING engines get new work. From each state, an engine that discovery lists no longer becomes LEAVING. It is
+removed when its last request has ended, however long that takes.
 Decides from one whole picture at a time; knows no engine object, no API and no clock.
 """
 
@@ -111,7 +111,7 @@ RosterChange: TypeAlias = Add | NewState | Remove
 
 
 def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> list[RosterChange]:
-    """The changes by which ``known`` follows ``listed``, the whole picture. None when it does already.
+    """The changes that bring ``known`` in line with ``listed``, the whole picture. Empty: it is in line already.
 
     Call it when the picture changes and when an engine becomes idle. Of members with one key the last one counts.
     """

@@ -62,7 +62,8 @@ class Dialect(Protocol):
     given_up: Mapping[bytes, str]
     """Bytes of an answer that say that decode did not finish it, and the client's message for each."""
     prefill_goes_on_s: float
-    """Seconds that an order may still run when its request has ended or goes on elsewhere; 0: it is aborted."""
+    """Seconds for which a call to prefill may still run when its request has ended or goes on elsewhere; 0: it is
+    aborted."""
     no_proof: str
     """Why a push cannot be verified; empty where it can."""
     no_messages: str
@@ -77,7 +78,7 @@ class Dialect(Protocol):
         ...
 
     def retries(self, wanted: Retries) -> Retries:
-        """How often a request is tried, of what the settings want."""
+        """The retries of the settings, ``wanted``, without those that this dialect cannot make."""
         ...
 
     def decode_params(self, params: DecodeParams) -> DecodeParams | bytes:
@@ -89,7 +90,7 @@ class Dialect(Protocol):
         ...
 
     def call_in(self, seal: bytes, body: Bytes, known: Container[TransferId]) -> Posted | LocalPrefill | None:
-        """Decode's call; None: it waits for nothing, and is told that all is well. ``known``: the transfers
+        """Decode's call; None: decode waits for no KV, and is told that all is well. ``known``: the transfers
         that run.
 
         Raises:

@@ -35,7 +35,7 @@ class Sign(Enum):
 
 
 def sign_of_status(status: int) -> Sign:
-    """The sign of an answer to ``/health``. As vLLM 0.32 ``instrumentator/health.py``: 503 when the engine's core has died."""
+    """The sign of an answer to ``/health``. vLLM 0.32 ``instrumentator/health.py``: 503 when the engine's core died."""
     return {200: Sign.WELL, 503: Sign.DEAD}.get(status, Sign.UNKNOWN)
 
 

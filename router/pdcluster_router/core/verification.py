@@ -33,7 +33,7 @@ _LETTERS: Final = "abcdefghijklmnop"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Facts of decode's reservation. ``num_tokens``: those asked for. ``block_tokens``: the size of its largest blocks."""
+    """Facts of decode's reservation. ``num_tokens``: those asked for. ``block_tokens``: of its largest blocks."""
 
     num_prompt_tokens: int
     num_tokens: int

@@ -1,6 +1,6 @@
-"""The certificates that a port with TLS shows to those who connect: proven, and read anew when their files change.
+"""The certificates that a port with TLS shows to its callers: proven, and read anew when their files change.
 
-Files that cannot be used are told once and change nothing (``files/pem.py`` says which). Where a port asks for clients'
+Files that cannot be used are logged once and change nothing (``files/pem.py`` says which). Where a port asks for clients'
 certificates, the authorities that it trusts belong to its files.
 """
 
@@ -39,10 +39,10 @@ class Certificate:
         self._ca = ca
         self.watch = FileWatch([path for path in (cert, key, ca) if path], interval_s, self._read, _not_changed)
         self.context, self.expires_at = load_certificate(self._pair, ca)
-        """For the next client, another object when the files have changed; Unix seconds until which it is valid."""
+        """The context for the next client, another object when the files have changed; its end in Unix seconds."""
 
     def _read(self) -> None:
-        """It is that of the files as they are now. Raises: ConfigError: It stays as it is."""
+        """Takes the certificate of the files as they are now. Raises: ConfigError: The certificate stays as it is."""
         self.context, self.expires_at = load_certificate(self._pair, self._ca)
         logger.info("tls certificate changed expires=%s", day_of(self.expires_at))
 

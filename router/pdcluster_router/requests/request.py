@@ -14,7 +14,7 @@ from pdcluster_router.engines.roster import Terms
 from pdcluster_router.services import Services
 
 LARGE_BODY_BYTES: Final = 4 << 10
-"""A longer body is forgotten as soon as no engine will be sent it any more. To forget it takes 1 us; its scan took 5."""
+"""A longer body is forgotten once no engine will be sent it any more. To forget it takes 1 us; its scan took 5."""
 
 
 class ClientRequest(RequestFacts, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ class Standing(Protocol):
     def state(self) -> EngineState: ...
     @property
     def is_healthy(self) -> bool:
-        """Whether it answered its last probe."""
+        """Whether it answered its last probe with 200."""
         ...
 
     @property

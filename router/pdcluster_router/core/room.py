@@ -48,7 +48,7 @@ class Room:
         """Bytes by holder, of each that holds any."""
 
     def take(self, num_bytes: int, share: RoomLimit, holder: str = "") -> bool:
-        """Whether there was room; if so it is taken until ``give_back``. ``holder``: the key; empty: without a bound."""
+        """Whether there was room; if so it is taken until ``give_back``. ``holder``: the key; empty: not bounded."""
         free_eighths = self.max_bytes * share - (self.used_bytes + num_bytes) * 8
         if free_eighths < 0:
             return False

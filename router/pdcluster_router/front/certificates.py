@@ -1,7 +1,7 @@
 """The certificates that a port with TLS shows to its callers: proven, and read anew when their files change.
 
-Files that cannot be used are logged once and change nothing (``files/pem.py`` says which). Where a port asks for clients'
-certificates, the authorities that it trusts belong to its files.
+Files that cannot be used are logged once and change nothing (``files/pem.py`` says which). Where a port asks for
+clients' certificates, the authorities that it trusts belong to its files.
 """
 
 from __future__ import annotations

@@ -57,9 +57,9 @@ LINE_OBJECTS_BYTES: Final = 176
 """Python's cost of each header line: a name, a value, a pair and its place in two tables."""
 
 MAX_HEADER_LINES: Final = 256
-"""The most header lines of a request. 16,000 lines of three bytes fit into the bytes of a head. Clients that sent such stopped the loop for
-117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache takes 100 lines, and no
-client that we know sends more."""
+"""The most header lines of a request. 16,000 lines of three bytes fit into the bytes of a head. Clients that sent such
+stopped the loop for 117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache takes
+100 lines, and no client that we know sends more."""
 
 REFUSAL_STATE: Final = "refusal"
 """Key, in the state of a page, of the error that its client is sent in its place."""

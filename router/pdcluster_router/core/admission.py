@@ -68,7 +68,7 @@ class Admission(Generic[Waiter]):
         return list(self._queue)
 
     def set_engines(self, num_usable: int) -> None:
-        """The limit follows the pool. With no usable engine it is that of one: probes may err, connections show it."""
+        """The limit follows the pool. With no usable engine it is that of one: probes may be wrong, and requests try."""
         self._limit_tokens = max(1, num_usable) * self._engine_tokens
 
     def share_of(self, num_tokens: int) -> int:

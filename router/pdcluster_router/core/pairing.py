@@ -344,7 +344,7 @@ class Pairing:
             self._byte_deadline = min(now + self._timeouts.idle_s, self._request_deadline)
 
     def restart(self, transfer_id: TransferId, *, now: float) -> None:
-        """Begin under a new id: no decode engine that runs has seen the old one. Only a reservation's time begins anew.
+        """Begin under a new id: decode never saw the old one, or is not asked again. Only a reservation's time is new.
 
         Raises:
             ProtocolError: This transfer is under way: decode has seen its id.

@@ -196,7 +196,7 @@ class Router:
         self.gate.drain()
 
     async def wait_until_idle(self, timeout_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """Waits until no request runs. After ``timeout_s`` seconds, or once it is urgent, those that run get an error."""
+        """Waits until no request runs. After ``timeout_s`` seconds, or once it is urgent, those left get an error."""
         deadline = self.services.now() + timeout_s
         while self.services.running and self.services.now() < deadline and not is_urgent():
             await asyncio.sleep(0.05)

@@ -99,7 +99,7 @@ class RouterProtocol(ReadingProtocol):
         super().connection_lost(exc)
         waiting: list[Any] = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
-        self.cycle = None  # type: ignore[assignment]  # as before the first one; it refers to us, and would free nothing
+        self.cycle = None  # type: ignore[assignment]  # as before the first one; it refers to us: no more cycle
         for cycle in (active, incoming, *waiting):
             if isinstance(cycle, HotCycle):
                 cycle.gone()

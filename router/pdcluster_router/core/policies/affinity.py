@@ -37,8 +37,7 @@ NUM_BUCKETS: Final = 1 << 14
 """Conversations of one bucket share their homes, so that these need not be worked out for each request. With 256
 engines, 64 buckets each, their parts differ by an eighth; the bound on loads does the rest."""
 _LOOKS: Final = 16
-"""The mean is worked out once in a 16th as many requests as there are engines: on average, a request adds up 31 loads
-at most."""
+"""The mean of N engines is worked out for every N/16-th request. On average, a request adds up 31 loads at most."""
 _WORD: Final = (1 << 64) - 1
 _FIRST, _NEXT, _FULL, _NONE = Home
 """Names of their own: to find a member in its Enum takes Python 3.11 ten times as long."""

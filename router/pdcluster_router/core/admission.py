@@ -64,11 +64,11 @@ class Admission(Generic[Waiter]):
 
     @property
     def waiters(self) -> list[Waiter]:
-        """All that wait, in the order of arrival."""
+        """The requests that wait, in the order of arrival."""
         return list(self._queue)
 
     def set_engines(self, num_usable: int) -> None:
-        """The limit follows the pool. With no usable engine it is that of one: probes may be wrong, and requests try."""
+        """The limit follows the pool. With no usable engine it is that of one: probes may be wrong, requests try."""
         self._limit_tokens = max(1, num_usable) * self._engine_tokens
 
     def share_of(self, num_tokens: int) -> int:
@@ -103,7 +103,7 @@ class Admission(Generic[Waiter]):
         return place.deadline
 
     def leave(self, waiter: Waiter) -> None:
-        """It waits no longer, if it did."""
+        """``waiter`` leaves the queue, if it is there."""
         self._queue.pop(waiter, None)
 
     def admit(self, *, now: float) -> list[Waiter]:
@@ -127,7 +127,7 @@ class Admission(Generic[Waiter]):
         return late
 
     def clear(self) -> list[Waiter]:
-        """All requests that waited; the queue is empty now."""
+        """Empties the queue. Returns the requests that waited."""
         waiters = list(self._queue)
         self._queue.clear()
         return waiters

@@ -33,7 +33,7 @@ _LESS_THAN_AN_EVENT: Final = len(_EVENT) - 1
 _BEFORE: Final = b"\n" * len(_EVENT)
 """Stands before the first chunk: an event at its very beginning is counted too."""
 _USAGE: Final = b'"usage"'
-"""In text its quotes would be escaped, so no text that a model makes looks like this."""
+"""In text these quotes would be escaped, so no text that a model makes looks like this."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True):

@@ -40,13 +40,13 @@ class Circuit(Enum):
     """The values are what the pool's page shows."""
 
     CLOSED = "closed"
-    """It gets work."""
+    """The engine gets work."""
     EJECTED = "ejected"
-    """It gets none until its time is over."""
+    """The engine gets none until its time is over."""
     HALF_OPEN = "half_open"
-    """It gets one request."""
+    """The engine gets one request."""
     TRYING = "trying"
-    """That request runs: it gets no other."""
+    """That request runs: the engine gets no other."""
 
 
 CLOSED: Final = Circuit.CLOSED
@@ -59,7 +59,7 @@ class Blame(Enum):
     ENGINE = "engine"
     """The engine was not there, broke off, or was too slow."""
     PERHAPS = "perhaps"
-    """It answered an error. Another engine shows whether the engine or the request was at fault: if it can serve the
+    """The engine answered an error. Another engine shows whether the engine or the request was at fault: if it can serve the
     request, this one is to blame. Otherwise a client with a request on which every engine fails would eject them
     all."""
     NOBODY = "nobody"

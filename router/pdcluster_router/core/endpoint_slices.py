@@ -116,7 +116,7 @@ class _Sighting:
 
     member: Member
     version: int
-    """Of the slice: of two sightings the one with the higher version is newer."""
+    """The slice's version: of two sightings the one with the higher version is newer."""
     preference: int
     """Place of its address type in ``_ADDRESS_TYPES``."""
 
@@ -142,7 +142,7 @@ def _port_of(one: EndpointSlice) -> int | None:
 
 
 def _scheme_of(one: EndpointSlice) -> str:
-    """As the Service's port says in ``appProtocol``; Kubernetes copies it into the slice."""
+    """The scheme that the Service's port names in ``appProtocol``, which Kubernetes copies into the slice."""
     said = next((port.app_protocol for port in one.ports or () if port.name == PORT_NAME), None)
     return "https" if said == "https" else "http"
 

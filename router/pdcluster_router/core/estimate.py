@@ -30,12 +30,12 @@ _NEAR_BYTES: Final = 256
 
 
 def tokens_of_text(num_bytes: int) -> int:
-    """At least 1. For a body that has no media: one with a ``prompt`` has none."""
+    """The tokens of a body without media, at least 1. A body with a ``prompt`` has no media."""
     return num_bytes // BYTES_PER_TOKEN or 1
 
 
 def estimate_prompt_tokens(body: bytes | bytearray) -> int:
-    """At least 1."""
+    """The tokens of any body, at least 1."""
     num_text_bytes, num_media = len(body), 0
     for begin, end in _long_texts(body):
         if _is_media(body, begin, end):

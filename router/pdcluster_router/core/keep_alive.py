@@ -22,12 +22,12 @@ LOOKS: Final = 2
 
 
 class Silence:
-    """How long one stream has been silent, in looks. Owned by the one that looks at it."""
+    """How long one stream has been silent, in looks. Owned by the object that looks at the stream."""
 
     __slots__ = ("_num_bytes", "_num_looks")
 
     def __init__(self) -> None:
-        """It begins now."""
+        """The stream begins now."""
         self._num_bytes = 0
         self._num_looks = 0
 

@@ -39,7 +39,7 @@ class LimitedBy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Of one key, each in [1, ``MAX_LIMIT``]; None: no such limit."""
+    """The limits of one key, each in [1, ``MAX_LIMIT``]; None: no such limit."""
 
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
@@ -82,7 +82,7 @@ class Bucket:
         return wait_s if wait_s > _ROUNDING_S else 0.0
 
     def take(self, amount: int, now: float) -> None:
-        """``amount`` goes through. Only if ``wait_s`` of it is 0."""
+        """``amount`` goes through. Only if ``wait_s`` of ``amount`` is 0."""
         if self.per_minute is not None:
             self._full_at = now + self._missing_s(now) + amount * WINDOW_S / self.per_minute
 

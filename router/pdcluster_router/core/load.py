@@ -54,7 +54,7 @@ class Load:
         self._failed_at = now
 
     def start_slowly(self, *, now: float) -> None:
-        """It begins to serve, or is back."""
+        """The engine begins to serve, or is back."""
         self._slow_until = now + SLOW_START_S
 
     def tokens(self, *, now: float) -> float:

@@ -119,13 +119,13 @@ class Timeouts:
     """How long each part of a request may last, in seconds. No part is without a limit."""
 
     request_s: float | None
-    """The whole of it. None: as long as its answer flows."""
+    """For the whole request. None: as long as its answer flows."""
     prefill_s: float
     """For each attempt."""
     reservation_s: float | None = None
-    """None: until the answer must begin. A decode engine may need no reservation, and may say so late."""
+    """For decode's reservation. None: until ``first_byte_s``: a decode engine may need none, and may say so late."""
     transfer_s: float = 600.0
-    """From the client's request until decode has the KV, with all attempts. Engines are told what is left of it."""
+    """From the client's request until decode has the KV, with all attempts. Engines are told how much is left."""
     first_byte_s: float = 600.0
     """From the client's request until its answer begins. An answer that is not streamed begins when it is whole."""
     idle_s: float = 120.0
@@ -356,7 +356,7 @@ class Pairing:
         self._phase_deadline = self._deadline_of(self.phase, now=now)
 
     def _failed(self, key: tuple[Phase, Event], step: Transition, *, now: float) -> tuple[Command, ...]:
-        """It is tried again, or ``step`` says what becomes of it."""
+        """The request is tried again, or ends as ``step`` or ``FAILS_AT_ONCE`` says."""
         if key in PREFILL_RETRIES:
             return self._attempt_failed(key, now=now)
         if key in DECODE_RETRIES and self._may_ask_another_decode(now):

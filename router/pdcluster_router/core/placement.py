@@ -78,7 +78,7 @@ class Chooser(Protocol[E_co]):
     """Chooses one of certain engines for a request."""
 
     def __call__(self, request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E_co:
-        """One of them. ``chance``: in [0, 1), a new one with each call."""
+        """One of the engines. ``chance``: returns a new number in [0, 1) with each call."""
         ...
 
 
@@ -151,7 +151,7 @@ def usable_prefills(engines: Sequence[S]) -> list[S]:
 
 
 def usable(engines: Sequence[S]) -> list[S]:
-    """Those that are not ejected; when all are, the one that may be asked again first."""
+    """The engines that are not ejected; when all are, the one that may be asked again first."""
     left = [engine for engine in engines if not engine.breaker.is_ejected]
     return left or sorted(engines, key=lambda engine: engine.breaker.until)[:1]
 
@@ -165,7 +165,7 @@ def serving_revisions(engines: Iterable[S]) -> set[str]:
 
 
 def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T]:
-    """Those of the first tier that are not excluded, or of the next one when all are; empty when no engine is left."""
+    """The engines of the first tier with any that are not ``excluded``, without these; empty when no engine is left."""
     for tier in tiers:
         left = [engine for engine in tier if engine not in excluded] if excluded else tier
         if left:

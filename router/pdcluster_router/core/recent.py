@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 Counted = TypeVar("Counted", bound=Hashable)
 
 NUM_STEPS: Final = 10
-"""So the counts go back by up to a tenth less than the span."""
+"""Steps in the span. The oldest one is forgotten whole, so the counts go back by up to a step less than the span."""
 
 
 class RecentCounts(Generic[Counted]):

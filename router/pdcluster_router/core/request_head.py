@@ -1,4 +1,4 @@
-"""The head of a client's request: what HTTP demands of it, and what of it concerns this connection alone.
+"""The head of a client's request: HTTP's demands on it, and the headers that concern this connection alone.
 
 Decides what is refused (RFC 9110 and 9112), which id the request has, and which headers engines may see. Knows no
 path of ours. The parser has checked names and values: CR, LF and NUL are in none of them.

@@ -216,7 +216,7 @@ def parse_body(raw: Bytes) -> ClientBody:
 
 
 def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:
-    """Where the object begins, and what it says. Raises: BadBody: as ``parse_body``."""
+    """The index at which the object begins, and its keys. Raises: BadBody: as ``parse_body``."""
     begin = len(_BOM) if raw.startswith(_BOM) else 0
     said = _scan(memoryview(raw)[begin:] if begin else raw, decoder)
     if said.vllm_xargs is not None:

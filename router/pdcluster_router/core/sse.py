@@ -83,7 +83,7 @@ def given_up_in(answer: bytes | bytearray, marks: Mapping[bytes, str] = GAVE_UP)
 
 
 def _first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[int, str]:
-    """Where the first of ``marks`` begins, and what it says; -1 and nothing where there is none."""
+    """The index of the first of ``marks``, and the reason that it stands for; -1 and an empty one: there is none."""
     first, said = -1, ""
     for mark, why in marks.items():  # Not ``min`` of a generator: each chunk of a stream comes here.
         at = answer.find(mark)
@@ -162,5 +162,5 @@ def error_event(error: ApiError) -> bytes:
 
 
 def refusal_event(body: bytes) -> bytes:
-    """One event that tells an engine's error body as it is, be it of several lines."""
+    """One event that tells an engine's error body as it is, also one of several lines."""
     return b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n"

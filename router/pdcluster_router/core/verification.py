@@ -21,14 +21,14 @@ from typing import Final
 from pdcluster_protocol.params import Receipt
 
 FIRST_WORDS: Final = 300
-"""They are 300 to 1,200 tokens: more than a block of 256, less than a context of 2,048."""
+"""So many words are 300 to 1,200 tokens: more than a block of 256, less than a context of 2,048."""
 LEAST_WORDS: Final = 12
 """Shorter prompts are not tried: a model that takes none of these is of no use."""
 MAX_WORDS: Final = 16384
 _SHRINK: Final = 5
 _WORD_LETTERS: Final = 3
 _LETTERS: Final = "abcdefghijklmnop"
-"""16 of them, so that a random byte is two letters without a bias."""
+"""16 letters, so that each random byte gives two of them without a bias."""
 
 
 @dataclass(frozen=True, slots=True)

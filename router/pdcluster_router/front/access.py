@@ -106,7 +106,7 @@ def read_keys(path: Path) -> ApiKeys:
     """The keys in this file.
 
     Raises:
-        ConfigError: It cannot be read, or what it says cannot be used.
+        ConfigError: It cannot be read, or its content cannot be used.
     """
     raw = read_file(path, _FLAG)
     try:

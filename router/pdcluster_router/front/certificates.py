@@ -52,14 +52,14 @@ def _not_changed(error: ConfigError) -> None:
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """None: the client port is plain. Raises: ConfigError: The files cannot be used."""
+    """The client port's certificate; None: the port is plain. Raises: ConfigError: The files cannot be used."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return Certificate(settings.tls_cert, settings.tls_key, settings.tls_interval_s)
 
 
 def internal_certificate_of(settings: Settings) -> Certificate | None:
-    """None: the internal port is plain. Raises: ConfigError: The files cannot be used."""
+    """The internal port's certificate; None: the port is plain. Raises: ConfigError: The files cannot be used."""
     cert, key = settings.internal_tls_cert, settings.internal_tls_key
     if cert is None or key is None:
         return None

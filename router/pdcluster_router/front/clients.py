@@ -18,7 +18,7 @@ from pdcluster_router.http.handshakes import Abortable
 DESCRIPTORS_PER_CLIENT: Final = 5
 """A request's four, and one for a guest: there may be as many."""
 OUR_DESCRIPTORS: Final = 32
-"""Of the process itself: its log, its ports, the loop's own, files that it reads. 18 are open before any request."""
+"""Descriptors of the process itself: its log, its ports, the loop's, files that it reads. 18 are open at the start."""
 MAX_BACKLOG: Final = 2048
 """uvicorn's default."""
 BACKLOG_SHARE: Final = 8
@@ -78,6 +78,6 @@ def default_max_connections() -> int:
 
 
 def backlog() -> int:
-    """Connections that the kernel keeps for us. The loop takes all of them in one turn, and each is a descriptor."""
+    """The most connections that the kernel keeps for us. The loop takes all in one turn, and each is a descriptor."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(8, min(MAX_BACKLOG, soft // BACKLOG_SHARE))

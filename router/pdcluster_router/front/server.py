@@ -290,6 +290,6 @@ def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
 
 
 def _raise_open_file_limit() -> None:
-    """As many sockets as the system lets us: a request holds up to four, and many systems start with 1024."""
+    """Allows as many sockets as the system does: a request holds up to four, and many systems start with 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

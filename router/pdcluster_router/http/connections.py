@@ -42,7 +42,7 @@ class IdleConnections:
         self._all[connection] = None
 
     def discard(self, connection: Connection) -> None:
-        """It takes a call, or it is closed. No error if it is not there."""
+        """``connection`` takes a call, or is closed. No error if it is not there."""
         self._all.pop(connection, None)
 
     def close_oldest(self) -> None:

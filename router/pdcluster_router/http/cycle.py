@@ -168,11 +168,11 @@ class HotCycle:
         self.disconnected = False
         self.response_complete = False
         self.has_started = False
-        """Whether its client has a status, be it that of a stream of comments."""
+        """Whether its client has a status, if only that of a stream of comments."""
         self.has_stream_begun = False
         """Whether a comment has begun a stream."""
         self.source: StreamSource | None = None
-        """None: no engine was asked yet."""
+        """The answer behind the stream; None: no engine was asked yet."""
         self.on_over: Callable[[HotCycle], None] | None = None
         """Called once, when the answer is over or the client gone."""
         self.slot: KeyUse | None = None
@@ -263,7 +263,7 @@ class HotCycle:
             self._num_kept_bytes = 0
 
     def _drop(self) -> None:
-        """It is refused before it is whole: all but its trace is forgotten."""
+        """The request is refused before it is whole: all but its trace is forgotten."""
         remains = remains_of(self.head)
         self.forget()
         self.head = remains

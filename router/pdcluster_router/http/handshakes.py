@@ -52,7 +52,7 @@ class Handshakes:
         return HandshakeRow(self)
 
     def enter(self, connection: Shaking, row: deque[Shaking]) -> None:
-        """Its handshake goes on in the next turn or a later one. ``HandshakeRow`` calls it."""
+        """The handshake of ``connection`` goes on in the next turn or a later one. ``HandshakeRow`` calls it."""
         row.append(connection)
         if len(row) == 1:
             self._waiting.append(row)
@@ -102,7 +102,7 @@ class HandshakeRow:
 
 
 class Counting(Protocol):
-    """Where connections count."""
+    """Counts connections."""
 
     def opened(self, connection: Abortable) -> bool: ...
 
@@ -124,7 +124,7 @@ class TlsPort:
     on_refused: Callable[[str], None]
     """Called once with the reason why there is no agreement."""
     http_answer: bytes
-    """For a client that speaks plain HTTP."""
+    """The answer for a client that speaks plain HTTP."""
     handshake_timeout_s: float
     linger_s: float
     """Seconds that a client gets to take our last word."""

@@ -51,7 +51,7 @@ class LoggedCycle(HotCycle):
         self._arrived_at: float | None = None
 
     def asks_for(self, client: str, model: str, *, is_stream: bool) -> None:
-        """Its body was read. ``client``: the name of its key by now."""
+        """The body was read. ``client``: the name of the request's key, as the keys are now."""
         self.client = client
         self._line.model = word_of(model)
         self._line.is_stream = is_stream

@@ -73,8 +73,8 @@ def _nothing() -> None:
 
 
 class _Flow(FlowControl):
-    """As uvicorn's. A client that leaves while reading is paused is noticed. When reading resumes, bytes that have come
-    already are read first.
+    """uvicorn's flow control, and two things more. It notices a client that leaves while reading is paused. When
+    reading resumes, bytes that have come already are read first.
     """
 
     def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None], leavers: Leavers) -> None:
@@ -105,7 +105,7 @@ class _Flow(FlowControl):
             self._leavers.forget(self._descriptor)
 
     def _client_left(self, *, is_broken: bool) -> None:
-        """As the loop does where it reads the end: a client that still takes bytes gets those that are written."""
+        """Closes as the loop does when it reads the end: a client that still takes bytes gets those that are written."""
         if is_broken:
             self._transport.abort()
         else:
@@ -247,7 +247,7 @@ class ReadingProtocol(HttpToolsProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """More is read, unless that is paused: first what has come already."""
+        """Reads on, unless reading is paused: first the bytes that have come already."""
         if self.flow.read_paused:
             return
         if self._rest is not None:

@@ -42,7 +42,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 class _End(Enum):
-    """How a peer's bytes end, where they are TLS to the end."""
+    """Whether a peer's bytes end, if all of them are TLS."""
 
     NONE = 0
     """They go on."""
@@ -162,7 +162,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return piece
 
     def _go_on(self) -> None:
-        """More is read, unless that is paused: first what has come already."""
+        """Reads on, unless reading is paused: first the bytes that have come already."""
         if self._is_paused or self._plain.is_closing():
             return
         if self._rest is None:

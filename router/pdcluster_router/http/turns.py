@@ -66,7 +66,7 @@ class Row:
 
 
 class Rows:
-    """A row each for what engines bring, small bodies and large ones, so that none waits for larger ones."""
+    """Three rows: engines' bodies, clients' small ones and clients' large ones. So none waits for larger ones."""
 
     __slots__ = ("_engines", "_large", "_small")
 

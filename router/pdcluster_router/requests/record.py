@@ -133,7 +133,7 @@ class Record:
         self._note(_FIRST_BYTE, now, self._decode_name)
 
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
-        """The client has its answer, or has left. ``status``: what it got, None for no (whole) answer."""
+        """The client has its answer, or has left. ``status``: that of its answer; None: it got no (whole) answer."""
         self._line.ended_at = now = self._services.now()
         self._line.status = status
         self._outcome = outcome
@@ -185,7 +185,7 @@ class Record:
         )
 
     def told(self) -> Told:
-        """For the access log, once the client's answer is over."""
+        """The facts for the access log, once the client's answer is over."""
         decode = self._decode
         return Told(
             outcome=self._outcome,

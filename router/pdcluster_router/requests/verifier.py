@@ -59,7 +59,7 @@ _VERIFIED: Final = "verified revision=%s prefill=%s decode=%s seconds=%.3f token
 _NOT_VERIFIED: Final = "not verified revision=%s prefill=%s decode=%s seconds=%.3f reason=%s"
 _PATH: Final = b"/v1/completions"
 _NUM_TOKENS: Final = 2
-"""Of the answer: the first comes from the pushed KV, the second from a step of decode alone."""
+"""Tokens of the answer: the first comes from the pushed KV, the second from a step of decode alone."""
 _POLL_S: Final = 0.01
 _LEAST_S: Final = 0.001
 """The time of a trial that begins too late: it ends as any request whose time is over."""
@@ -201,7 +201,7 @@ class _Answer:
 
     @property
     def status(self) -> int:
-        """Of the status line: ``HTTP/1.1 200 OK``."""
+        """The status in the status line: ``HTTP/1.1 200 OK``."""
         return int(self._raw.split(b" ", 2)[1])
 
     @property

@@ -91,7 +91,7 @@ class Failure:
 
 
 class Failures:
-    """Where failures are told. Event loop only."""
+    """Logs and counts failures. Event loop only."""
 
     def __init__(self, count: Callable[[FailureKind], None], now: Callable[[], float]) -> None:
         """``count``: the metric; ``now``: monotonic seconds."""

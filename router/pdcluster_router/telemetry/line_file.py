@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 MAX_LINES: Final = 10_000
 """Lines that wait for the disk, some 4 to 10 MiB: a second of the busiest router."""
 STDOUT: Final = Path("-")
-"""In place of a file's name."""
+"""Stands for standard output in place of a file's name."""
 
 
 class LineFile:

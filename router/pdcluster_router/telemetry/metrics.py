@@ -58,13 +58,13 @@ class Outcome(Enum):
 
 
 class Span(Enum):
-    """A stretch of a request's life, each from the request's arrival but ``PREFILL``."""
+    """A stretch of a request's life. Each but ``PREFILL`` begins with the request's arrival."""
 
     __hash__ = object.__hash__
 
     RESERVATION = "reservation"
     PREFILL = "prefill"
-    """From the order to prefill to its answer."""
+    """From a call to prefill to its answer."""
     FIRST_BYTE = "first_byte"
     TOTAL = "total"
 
@@ -187,7 +187,7 @@ class Metrics:
 
 
 class _Counts(Collector):
-    """How often each of some things has happened, as a counter."""
+    """A counter with one label: how often each member of an Enum has happened."""
 
     def __init__(self, name: str, text: str, label: str, numbers: Mapping[Any, int]) -> None:
         """``numbers``: by a member of an Enum, whose value is the label's. The numbers go on growing."""
@@ -255,7 +255,7 @@ class _Total(Collector):
 
 
 class _Seconds:
-    """How long one span took: ``counts`` has one number for each bucket, and one for what is longer.
+    """How long one span took: ``counts`` has one number for each bucket, and one for all longer times.
 
     A request only notes its time. Times are counted when the metrics are read, or when there are many.
     """

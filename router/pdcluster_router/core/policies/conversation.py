@@ -88,7 +88,7 @@ def _opening_of(body: ClientBody) -> int | None:
 
 
 def _opening_of_messages(messages: memoryview) -> int:
-    """Nothing that a later turn adds is looked at: it comes behind the user's first message."""
+    """Looks at nothing that a later turn adds: that comes behind the user's first message."""
     user = _USER.search(messages, 0, _SEARCHED_BYTES)
     if user is None:
         return crc32(messages[:OPENING_BYTES])

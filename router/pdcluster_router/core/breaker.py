@@ -59,9 +59,9 @@ class Blame(Enum):
     ENGINE = "engine"
     """The engine was not there, broke off, or was too slow."""
     PERHAPS = "perhaps"
-    """The engine answered an error. Another engine shows whether the engine or the request was at fault: if it can serve the
-    request, this one is to blame. Otherwise a client with a request on which every engine fails would eject them
-    all."""
+    """The engine answered an error. Another engine shows whether the engine or the request was at fault: if it can
+    serve the request, this one is to blame. Otherwise a client with a request on which every engine fails would eject
+    them all."""
     NOBODY = "nobody"
     """A limit of ours was reached, the client is slow, or the engine is well and says when to come back."""
 

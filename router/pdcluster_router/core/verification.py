@@ -46,7 +46,7 @@ class Trial:
 
     num_words: int
     status: int
-    """Of decode's answer, or of ours when there was none."""
+    """The status of decode's answer, or of ours when there was none."""
     error: str
     """The error in that answer; empty when it is no error and whole."""
     asked: Asked | None

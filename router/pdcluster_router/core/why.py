@@ -114,7 +114,7 @@ _WAITS: Final = {
     ),
     "reservation_lost": Words("decode has hung up on its reservation; its answer is waited for", _LOOK_AT_DECODE),
 }
-"""By the last moment."""
+"""By the name of the request's last moment."""
 
 _PREFILL: Final = "Read that prefill engine's log by the transfer id. If many requests name this engine, take it out."
 _OVERLOAD: Final = "Too many requests for these prefill engines: add some, or limit the clients. The client may retry."

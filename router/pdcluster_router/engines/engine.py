@@ -91,7 +91,7 @@ class Engine:
         return self.is_healthy != was_healthy
 
     def change(self, state: EngineState) -> None:
-        """It gets the work that ``state`` allows. Unless that is new work, idle connections are closed."""
+        """The engine gets the work that ``state`` allows. If that is no new work, its idle connections are closed."""
         if state is EngineState.SERVING and self.state is not state:
             self.load.start_slowly(now=self._now())
         self.state = state

@@ -59,7 +59,7 @@ class Terms:
     place_decode: Callable[[RequestFacts, Sequence[Engine]], Engine | None]
     """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
     place_prefill: Callable[[RequestFacts, Sequence[Engine], str], Engine | None]
-    """Likewise the prefill engine. Given decode's revision: only engines of that one fit."""
+    """The prefill engine to ask next, likewise. The last argument is decode's revision: only its engines fit."""
     retries: Retries
     wants_receipt: bool = False
     """Whether decode shall say how many tokens were pushed to it."""

@@ -54,7 +54,7 @@ class EngineTrust:
             self._context, self.expires_at = engine_context(self._ca, self._pair)
 
     def door(self, name: str, host: str) -> EngineDoor:
-        """For the connections to the engine ``name`` (as logs have it) at ``host``."""
+        """The door for connections to the engine ``name`` (as logs have it) at ``host``."""
         told = _LastReason(name, self._failures)
         return EngineDoor(
             context=self._current,

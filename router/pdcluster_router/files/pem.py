@@ -93,7 +93,7 @@ def certificates_in(path: Path, flag: str, cure: str) -> str:
 
 
 def trust_those_in(path: Path, flag: str, context: ssl.SSLContext) -> None:
-    """``context`` trusts each certificate in this file, be it an authority's or one that is shown itself.
+    """``context`` trusts each certificate in this file: an authority's, or one that a peer itself shows.
 
     Raises:
         ConfigError: It cannot be read, or has none.

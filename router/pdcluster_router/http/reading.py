@@ -105,7 +105,7 @@ class _Flow(FlowControl):
             self._leavers.forget(self._descriptor)
 
     def _client_left(self, *, is_broken: bool) -> None:
-        """Closes as the loop does when it reads the end: a client that still takes bytes gets those that are written."""
+        """Closes as the loop does where it reads the end: a client that still takes bytes gets those written so far."""
         if is_broken:
             self._transport.abort()
         else:

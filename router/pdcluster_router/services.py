@@ -55,12 +55,12 @@ class Recorded(Protocol):
         ...
 
     def row(self) -> KeptRow:
-        """For ``pdcluster why``."""
+        """The row for ``pdcluster why``."""
         ...
 
 
 class Running(Protocol):
-    """A request that has not ended, as the metaserver's calls and the router's end find it.
+    """A request that has not ended, as calls to the metaserver and the router's shutdown need it.
 
     Its one implementer, ``Exchange``, lies in a room further out, which this one may not import.
     """
@@ -96,17 +96,17 @@ class Services:
         self.trace = TraceFile(settings.trace_file, self.metrics.trace_lost.inc)
         self.kept = Kept(settings.kept_requests_bytes)
         self.transfers: dict[TransferId, Running] = {}
-        """Requests by transfer id: what the metaserver can find."""
+        """The running requests by transfer id, for calls to the metaserver."""
         self.running: set[Running] = set()
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
-        """By the role that prefills. The gate owns the requests that wait."""
+        """By the role that prefills. The gate owns the requests in their queues."""
         self._room_listeners: list[Callable[[], None]] = []
         self._is_room_told = False
         self._metaserver_url = settings.metaserver_url
         self._loop = asyncio.get_running_loop()
         self.handshakes = Handshakes(self._loop.call_soon)
-        """Of all ports and engines with TLS."""
+        """The handshakes of all ports and engines with TLS."""
         self.trust = EngineTrust(settings, self.handshakes, self.failures)
         self._pool_listeners: list[Callable[[], None]] = []
         self.roster = Roster(
@@ -117,7 +117,7 @@ class Services:
         self.terms = Terms(
             self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))
         )
-        """Of every client's request."""
+        """The terms of every client's request."""
         self.discovery = discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
         self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)
@@ -132,14 +132,14 @@ class Services:
         self._room_listeners.append(tell)
 
     def on_pool_change(self, tell: Callable[[], None]) -> None:
-        """``tell`` is called each time that the set of engines changes."""
+        """``tell`` is called each time that engines come, go or change, their health included."""
         self._pool_listeners.append(tell)
 
     def all_engines(self) -> list[Engine]:
         return self.roster.all_engines()
 
     def new_transfer_id(self) -> TransferId:
-        """Never given before, and not to be guessed."""
+        """A random id: never given before, and not to be guessed."""
         return TransferId(os.urandom(16).hex())
 
     def decode_params(self, pairing: Pairing, *, wants_receipt: bool) -> DecodeParams | bytes:
@@ -154,7 +154,7 @@ class Services:
         return self.dialect.decode_params(params)
 
     def prefill_params(self, reservation: Posted, attempt: Attempt, deadline: float) -> Reservation | bytes:
-        """Prefill's parameters for ``attempt``. ``deadline``: the request's, monotonic seconds."""
+        """Prefill's parameters for ``attempt``. ``deadline``: the transfer's, monotonic seconds."""
         return self.dialect.prefill_params(reservation, attempt, self._left_ms(deadline))
 
     @property
@@ -163,25 +163,25 @@ class Services:
         return sum(admission.num_queued for admission in self.admissions.values())
 
     def give_back(self, role: Role, share: int) -> None:
-        """So much of that role's backlog is free (less than 0: is taken); waiting requests may enter soon."""
+        """``share`` of that role's backlog is free again (below 0: is taken); waiting requests may enter soon."""
         if self.admissions[role].give_back(share):
             self.make_room()
 
     def make_room(self) -> None:
-        """Soon, and not within the request that says so, the queue is looked at."""
+        """Has the queue looked at soon, but not within the request that calls this."""
         if not self._is_room_told:
             self._is_room_told = True
             self._loop.call_soon(self._tell_room)
 
     now: Final = staticmethod(time.monotonic)
-    """Monotonic seconds. Not the loop's own time: uvloop's has steps of a millisecond. The function itself: a request
-    asks up to 20 times."""
+    """Monotonic seconds. Not the loop's own time: uvloop's has steps of a millisecond. It is the bare function, because
+    a request calls it up to 20 times."""
 
     unix_now: Final = staticmethod(time.time)
     """Seconds since 1970."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """``callback`` in so many seconds, or a little before: it must look at the clock. At once if there are none."""
+        """Calls ``callback`` in ``delay_s`` seconds, or a little before: it must look at the clock. Below 0 is as 0."""
         return self._loop.call_later(max(0.0, delay_s), callback)
 
     async def close(self) -> None:

@@ -47,7 +47,7 @@ def _checked_url(url: str) -> str:
 
 
 def _listed(value: object) -> object:
-    """One or several words with commas in them: each part."""
+    """The parts of one or several words, split at commas."""
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list | tuple):
         return value
@@ -321,13 +321,13 @@ class Settings(BaseModel):
 
     @property
     def engine_tls_flags(self) -> list[str]:
-        """The flags that say how engines are asked by https; with any of them none is asked in the clear."""
+        """The given flags that say how engines are asked by https. With any of them no engine is asked in the clear."""
         given = {"--engine-ca": self.engine_ca, "--engine-cert": self.engine_cert}
         return [flag for flag, value in {**given, "--engine-tls-name": self.engine_tls_name}.items() if value]
 
     @property
     def wanted_internal_port(self) -> int:
-        """Before it is bound; 0: any free one."""
+        """The internal port that is to be bound; 0: any free one."""
         if self.internal_port is not None:
             return self.internal_port
         return self.port + 1 if self.port else 0

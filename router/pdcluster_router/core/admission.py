@@ -12,7 +12,7 @@ prefills by itself waits likewise, for room on the decode engines, in an ``Admis
 
 No request counts for more than a quarter of an engine's limit: a long prompt is often in prefill's cache, and four of
 them at a time cost little where they are not. For ``PASS_S`` a request that does not fit may be passed by smaller ones
-that do; after that everybody waits for it, so it enters as soon as the backlog has gone down.
+that do; after that all others wait for it, so it enters as soon as the backlog has gone down.
 
 Counts tokens, as the router estimates them; knows no request, no engine and no clock.
 """
@@ -29,9 +29,9 @@ from typing import Final, Generic, TypeVar
 Waiter = TypeVar("Waiter", bound=Hashable)
 
 PASS_S: Final = 2.0
-"""How long a waiter may be passed, from when it came. Some prefills long: more room comes within it, as a rule."""
+"""Seconds from its arrival in which smaller requests may pass a waiter: a few prefills, so room mostly comes within."""
 MAX_LOOKED_AT: Final = 64
-"""Places that are looked at for one that fits, each time there is room: what a full queue costs."""
+"""The most places that one ``admit`` looks at: it bounds the cost of a full queue."""
 _MOST_OF_LIMIT: Final = 4
 
 
@@ -48,9 +48,9 @@ class Admission(Generic[Waiter]):
     """One backlog and its queue, of one router process. One owner."""
 
     def __init__(self, *, engine_tokens: int, max_queued: int, queue_s: float) -> None:
-        """``engine_tokens``: backlog for each engine that counts; ``queue_s``: how long anybody waits."""
+        """``engine_tokens``: backlog for each usable engine; ``queue_s``: the longest wait in the queue, seconds."""
         self.backlog_tokens = 0
-        """Prompt tokens of all requests that wait for these engines' work, or will."""
+        """The shares, in tokens, of all requests that have entered and whose prefill has not ended."""
         self._engine_tokens = engine_tokens
         self._most_tokens = max(1, engine_tokens // _MOST_OF_LIMIT)
         self._limit_tokens = engine_tokens
@@ -64,19 +64,19 @@ class Admission(Generic[Waiter]):
 
     @property
     def waiters(self) -> list[Waiter]:
-        """All that wait, in the order of arrival."""
+        """The requests that wait, in the order of arrival."""
         return list(self._queue)
 
     def set_engines(self, num_usable: int) -> None:
-        """The limit follows the pool. No usable engine counts as one: the next connection decides, not the probe."""
+        """The limit follows the pool. With no usable engine it is that of one: probes may be wrong, requests try."""
         self._limit_tokens = max(1, num_usable) * self._engine_tokens
 
     def share_of(self, num_tokens: int) -> int:
-        """The share of a request with so many tokens to prefill: at least 1, at most a quarter of a limit."""
+        """The share of a request with so many tokens to prefill: at least 1, at most a quarter of an engine's limit."""
         return max(1, min(num_tokens, self._most_tokens))
 
     def enter(self, share: int) -> bool:
-        """Whether a request enters now; if so it holds its share of the backlog. Not past anybody who waits."""
+        """Whether a request enters now; if so it holds its share of the backlog. False while any other is queued."""
         if self._queue or not self._has_room(share):
             return False
         self.backlog_tokens += share
@@ -92,9 +92,9 @@ class Admission(Generic[Waiter]):
         return bool(self._queue)
 
     def queue(self, waiter: Waiter, share: int, *, now: float, deadline: float) -> float | None:
-        """Until when it waits at most, in monotonic seconds; None: the queue is full. Call ``admit`` soon.
+        """The request waits in the queue. Call ``admit`` soon. ``deadline``: the request's own.
 
-        ``deadline``: the request's own.
+        Returns until when it waits at most, in monotonic seconds; None: the queue is full, so it does not wait.
         """
         if len(self._queue) >= self._max_queued:
             return None
@@ -103,11 +103,11 @@ class Admission(Generic[Waiter]):
         return place.deadline
 
     def leave(self, waiter: Waiter) -> None:
-        """It waits no longer, if it did."""
+        """``waiter`` leaves the queue, if it is there."""
         self._queue.pop(waiter, None)
 
     def admit(self, *, now: float) -> list[Waiter]:
-        """Requests that enter now, in the order of arrival but for those that may be passed. Each holds its share."""
+        """Requests that enter now, in the order of arrival except where one passes another. Each holds its share."""
         entered: list[Waiter] = []
         for waiter, place in islice(self._queue.items(), MAX_LOOKED_AT):
             if self._has_room(place.num_tokens):
@@ -120,25 +120,25 @@ class Admission(Generic[Waiter]):
         return entered
 
     def expire(self, *, now: float) -> list[Waiter]:
-        """The requests that have waited too long; they wait no longer. Costs a look at each that waits."""
+        """The requests that have waited too long; the queue has them no more. Costs a look at each that waits."""
         late = [waiter for waiter, place in self._queue.items() if now >= place.deadline]
         for waiter in late:
             del self._queue[waiter]
         return late
 
     def clear(self) -> list[Waiter]:
-        """All requests that waited; the queue is empty now."""
+        """Empties the queue. Returns the requests that waited."""
         waiters = list(self._queue)
         self._queue.clear()
         return waiters
 
     def next_deadline(self) -> float | None:
-        """When ``expire`` has something to do. Costs a look at everybody who waits."""
+        """When ``expire`` has something to do. Costs a look at each request that waits."""
         return min((place.deadline for place in self._queue.values()), default=None)
 
     def retry_after_s(self, *, now: float) -> int:
         """Whole seconds after which asking again may help: the time that the head of the queue has waited so far. A new
-        request would have to wait at least as long. In [1, queue_s rounded up].
+        request will probably wait at least as long. In [1, queue_s rounded up].
         """
         place = next(iter(self._queue.values()), None)
         waited_s = now - place.queued_at if place else 0.0

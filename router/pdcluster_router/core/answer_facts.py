@@ -3,8 +3,8 @@
     chunks --add()--> AnswerFacts   bytes, when the first came, and the end, where decode says its ``usage``
                       StreamFacts   also events, and the gaps between chunks
 
-Nothing is parsed before the end, and what is kept does not grow: some KiB of the end, and a count for each length of
-a gap that has occurred. Knows no clock and no connection.
+Nothing is parsed before the end. Memory is bounded: some KiB of the end, and one count for each bucket of gaps. Knows
+no clock and no connection.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 END_BYTES: Final = 1024
-"""Looked at when an answer is over. vLLM's ``usage`` has up to 250, and what follows it some dozens."""
+"""The end of an answer that is searched for ``usage``: vLLM's has up to 250 bytes, and some dozens follow it."""
 _MOST_KEPT_BYTES: Final = 4 * END_BYTES
-"""Beyond which what is kept is cut to ``END_BYTES``: not at each chunk."""
+"""A kept end that is longer is cut to ``END_BYTES``, so that not every chunk costs a cut."""
 STEP: Final = 10 ** (1 / 16)
-"""From one bound of gaps to the next, 1.155: the middle of two is 7.5 % off at most."""
+"""Ratio of one bucket's bound to the bound before it, 1.155: a gap is at most 7.5 % off its bucket's middle."""
 LEAST_GAP_S: Final = 1e-5
-"""Shorter ones count as this long."""
+"""Shorter gaps count as this long."""
 MOST_GAP_S: Final = 1e3
-"""Longer ones count as this long, but in ``max_gap_s``."""
+"""Longer gaps count as this long, except in ``max_gap_s``."""
 _BOUNDS: Final = tuple(LEAST_GAP_S * STEP**number for number in range(16 * 8 + 1))
 _EVENT: Final = b"\ndata: {"
-"""A line end, and how vLLM begins an event that says something; ``[DONE]`` is none. In JSON no text has a line end."""
+"""A line end, and how a vLLM event other than ``[DONE]`` begins. Text in JSON never matches: it has no line end."""
 _LESS_THAN_AN_EVENT: Final = len(_EVENT) - 1
-"""So many bytes may be the beginning of an event that is not counted yet."""
+"""Up to so many bytes at the end may begin an event that is not counted yet."""
 _BEFORE: Final = b"\n" * len(_EVENT)
-"""Stands before the first chunk."""
+"""Stands before the first chunk: an event at its very beginning is counted too."""
 _USAGE: Final = b'"usage"'
-"""In text its quotes would be escaped, so no text that a model makes looks like this."""
+"""In text these quotes would be escaped, so no text that a model makes looks like this."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """Decode's own; None: it does not say."""
+    """The counts that decode says in its answer; None: it does not say this one."""
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
@@ -51,9 +51,9 @@ class AnswerFacts:
 
     def __init__(self) -> None:
         self.num_bytes = 0
-        """Of its body, without what the router adds."""
+        """Bytes of the answer's body, without what the router adds."""
         self.first_at: float | None = None
-        """When the first of them went, monotonic seconds."""
+        """When the first of these bytes went to the client, monotonic seconds."""
         self._end = bytearray(_BEFORE)
 
     def add(self, chunk: bytes, now: float) -> None:
@@ -80,7 +80,7 @@ class StreamFacts(AnswerFacts):
         self.num_events = 0
         """Without ``[DONE]``."""
         self.max_gap_s = 0.0
-        """The longest time between two chunks; 0 where there are no two."""
+        """The longest time between two chunks; 0 for fewer than two chunks."""
         self._last_at = 0.0
         self._gaps: dict[int, int] = {}
         """Bucket to how many gaps fell into it."""
@@ -147,7 +147,7 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """Of OpenAI's API, and of Anthropic's: there ``input_tokens`` are those that no cache had."""
+    """``usage`` of either API. Anthropic's ``input_tokens`` are without those that a cache had, or was given."""
 
     prompt_tokens: _Count | None = None
     completion_tokens: _Count | None = None
@@ -165,6 +165,6 @@ def _anthropic_counts_of(usage: _Usage) -> TokenCounts:
 
 
 _OBJECT: Final = re.compile(rb'usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-"""The rest of it behind its first quote. An object within it holds no other."""
+"""``usage`` from behind its first quote, and its object, in which objects hold no other objects."""
 _DECODER: Final = msgspec.json.Decoder(_Usage)
 _NO_COUNTS: Final = TokenCounts()

@@ -20,17 +20,16 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.key_limits import MAX_LIMIT, NO_LIMITS, KeyLimits, LimitedBy
 
 MAX_KEYS: Final = 1000
-"""Each costs every request 0.1 us: all are compared, so that time tells nothing."""
+"""Each key costs every request 0.1 us: the key shown is compared with all, so that the time tells nothing."""
 
 CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+)(?:\s+(\S.*))?)?")
 _LIMIT: Final = re.compile(rf"({'|'.join(by.value for by in LimitedBy)})=([0-9]{{1,10}})")
 _LIKE_A_LIMIT: Final = re.compile(rf"(?:{'|'.join(by.value for by in LimitedBy)})(?:=.*)?|[^=]+=[0-9]+")
-"""Also one that is spelled wrong: taken for a name, it would leave its key without a limit, and no error would say
-so."""
+"""A misspelt limit matches too. Taken for a name, it would leave its key without a limit, and no error would say so."""
 _LIMITS: Final = ", ".join(f"{by.value}=N" for by in LimitedBy)
 _NO_NAME: Final = "-"
-"""The name that sha256sum prints for its standard input: all keys so called would share one part of the room."""
+"""The name that sha256sum prints for its standard input. As a name, it would give many keys one share of the room."""
 _BEARER: Final = b"bearer "
 KEY_HEADERS: Final = frozenset((b"authorization", b"x-api-key"))
 """Where a request may show its key."""
@@ -42,7 +41,7 @@ class ApiKeys:
 
     _digests: tuple[tuple[bytes, str], ...] = field(repr=False)
     limits: Mapping[str, KeyLimits] = field(repr=False)
-    """By name, of those that have any."""
+    """By the key's name. Keys without limits are not in it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -53,7 +52,7 @@ class ApiKeys:
         return len(self._digests) > 1
 
     def name_of(self, key: bytes) -> str | None:
-        """The client whose key this is; None: it is no client's. Takes as long for any key."""
+        """The name of this key; None: it is no client's. Compares with all keys, so that the time tells nothing."""
         shown = sha256(key).digest()
         found = None
         for digest, name in self._digests:
@@ -66,7 +65,8 @@ def parse_keys(text: str) -> ApiKeys:
     """The keys that a file names.
 
     Raises:
-        ConfigError: A line is no digest, is there twice, or has limits that cannot be used. Or there is none at all.
+        ConfigError: A line has no digest, has the digest of another line, or has limits that cannot be used or differ
+            from those of another line with its name. Or there are no keys, or more than ``MAX_KEYS``.
     """
     found: dict[bytes, str] = {}
     limits: dict[str, KeyLimits] = {}
@@ -104,8 +104,9 @@ def _limits_in(name: str, text: str, number: int) -> KeyLimits:
 def key_in(headers: list[tuple[bytes, bytes]]) -> bytes | None:
     """The key that a request shows: ``Authorization: Bearer KEY``, or ``x-api-key: KEY`` as Anthropic's clients do.
 
-    None: it shows none, or several. The same key in both ways is one; each way counts once. A way without a key in it
-    shows none: Anthropic's SDKs send one for a variable that is set to nothing.
+    None: it shows no key, two different ones, one of these headers twice, or an ``Authorization`` of another scheme.
+    The same key in both headers is one key. A header without a key in it shows none: Anthropic's SDKs send one for a
+    variable that is set to nothing.
     """
     shown = [(name, value) for name, value in headers if name in KEY_HEADERS]
     keys = {_key_of(name, value) for name, value in shown if not _is_bare(name, value)}
@@ -119,7 +120,7 @@ def _is_bare(name: bytes, value: bytes) -> bool:
 
 
 def _key_of(name: bytes, value: bytes) -> bytes:
-    """Empty: it is of another scheme."""
+    """The key in one header. Empty: the header is ``Authorization`` with another scheme."""
     if name != b"authorization":
         return value.strip()
     return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else b""

@@ -31,7 +31,7 @@ FIRST_EJECTION_S: Final = 1.0
 LAST_EJECTION_S: Final = 30.0
 """An engine that was ejected again and again is asked twice a minute: a restart takes about as long."""
 TRYING_S: Final = 5.0
-"""Another request is tried when the one before has said nothing for so long."""
+"""Seconds for which a tried request may have no outcome before another one is tried."""
 
 _ALL_OUTCOMES: Final = (1 << NUM_OUTCOMES) - 1
 
@@ -40,17 +40,17 @@ class Circuit(Enum):
     """The values are what the pool's page shows."""
 
     CLOSED = "closed"
-    """It gets work."""
+    """The engine gets work."""
     EJECTED = "ejected"
-    """It gets none until its time is over."""
+    """The engine gets none until its time is over."""
     HALF_OPEN = "half_open"
-    """It gets one request."""
+    """The engine gets one request."""
     TRYING = "trying"
-    """That request runs: it gets no other."""
+    """That request runs: the engine gets no other."""
 
 
 CLOSED: Final = Circuit.CLOSED
-"""By a name of its own: each request asks for it, and Python 3.11 takes eight times as long to find it in its Enum."""
+"""A name of its own, since each request reads it: through its Enum, Python 3.11 takes eight times as long."""
 
 
 class Blame(Enum):
@@ -59,9 +59,9 @@ class Blame(Enum):
     ENGINE = "engine"
     """The engine was not there, broke off, or was too slow."""
     PERHAPS = "perhaps"
-    """It answered an error. Another engine shows whether the engine or the request was at fault: if it can serve the
-    request, this one is to blame. Otherwise a client with a request on which every engine fails would eject them
-    all."""
+    """The engine answered an error. Another engine shows whether the engine or the request was at fault: if it can
+    serve the request, this one is to blame. Otherwise a client with a request on which every engine fails would eject
+    them all."""
     NOBODY = "nobody"
     """A limit of ours was reached, the client is slow, or the engine is well and says when to come back."""
 
@@ -74,7 +74,7 @@ class Breaker:
     def __init__(self) -> None:
         self.circuit = Circuit.CLOSED
         self.era = Era(0)
-        """Of the requests that are placed now."""
+        """The era of requests that are placed now."""
         self.until = 0.0
         """While EJECTED or TRYING: monotonic seconds at which ``wake`` has something to do."""
         self._ejection_s = 0.0
@@ -101,7 +101,7 @@ class Breaker:
         return True
 
     def began(self, era: Era) -> bool:
-        """The engine has begun to answer a request of ``era``: that is enough to ask it again."""
+        """The engine has begun to answer a request of ``era``: that closes its circuit."""
         if self.circuit is CLOSED or era != self.era:
             return False
         self.circuit = CLOSED
@@ -111,7 +111,7 @@ class Breaker:
     def succeeded(self, era: Era) -> None:
         """A request of ``era`` has ended well, to its last byte."""
         if era != self.era or not (self._failures or self._ejection_s or self._num_known < NUM_OUTCOMES):
-            return  # Old news, or no news: all that is remembered is well.
+            return  # Of an earlier era; or no failure is remembered, and nothing would change.
         self._num_in_a_row = 0
         self._failures = self._failures << 1 & _ALL_OUTCOMES
         if self._num_known < NUM_OUTCOMES:

@@ -3,8 +3,9 @@
     peer is no trusted proxy   its own address; headers are the client's words, and are not looked at
     peer is one                the header from its right end: the first address that is no trusted proxy's
 
-Read from the right, for each trusted proxy has put its own peer behind what that peer had sent. So of what a client
-sends nothing is looked at. What comes first and is no address ends the walk: the hop before it is told.
+The walk goes from right to left, because each trusted proxy appends the address of its own peer to what that peer had
+sent. So it ends before the part that the client wrote itself. It also ends at an entry that is no address: then the
+client's address is the entry to the right of it, or the peer's.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ from pdcluster_router.core.request_head import Headers
 Address: TypeAlias = IPv4Address | IPv6Address
 
 MAX_HOPS: Final = 32
-"""Looked at of one request: more trusted proxies in a row than anybody has."""
+"""The most entries of one request that are looked at: more trusted proxies in a row than any site has."""
 MAX_ELEMENT_BYTES: Final = 512
-"""Of one hop in the header. In ``Forwarded`` a host's name of up to 253 bytes may stand beside it."""
+"""The most bytes of one entry. In ``Forwarded`` a host's name of up to 253 bytes may stand beside the address."""
 
 _NODE: Final = re.compile(
     rb"(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]{2,45})(?:%[\w.~-]{1,16})?\])(?::(?:[0-9]{1,5}|_[\w.-]{1,32}))?"
     rb"|([0-9A-Fa-f:.]{2,45})(?:%[\w.~-]{1,16})?"
 )
-"""IPv4, or IPv6 in brackets, and a port behind; or bare IPv6. With a zone, which means nothing on another machine."""
+"""IPv4, or IPv6 in brackets, each with or without a port; or bare IPv6. A zone of IPv6 is left out of the address: it
+means nothing on another machine."""
 _PAIR: Final = re.compile(
     rb"[ \t]*(?:([!#$%&'*+.^`|~\w-]+)=(\"(?:[^\"\\]|\\.)*\"|[^\"\\\s;,]+)[ \t]*)?(?:;|\Z)", re.DOTALL
 )
-"""Of ``Forwarded`` (RFC 7239, 4). Addresses without the quotes that it demands are taken too."""
+"""One pair of ``Forwarded`` (RFC 7239, 4). An address without the quotes that the RFC demands matches too."""
 _QUOTE, _COMMA = b'",'
 
 
@@ -49,10 +51,10 @@ class FarEnd:
 
 
 class ClientAddresses:
-    """The proxies that are believed, and what follows. Frozen."""
+    """Finds clients' addresses. Holds the trusted proxies and the header that they write; never changes."""
 
     def __init__(self, trusted: Iterable[Network], header: ForwardedHeader) -> None:
-        """``header``: the one that all of ``trusted`` write. Another one may be the client's own."""
+        """``header``: the one that all of ``trusted`` write. Any other header may be the client's own."""
         self._trusted = tuple(trusted)
         self._name = header.value.encode()
         self._elements = _forwarded_for if header is ForwardedHeader.FORWARDED else _listed
@@ -66,7 +68,7 @@ class ClientAddresses:
         return partial(self.client_of, self.far_end(None if end is None else end[0]))
 
     def far_end(self, host: str | None) -> FarEnd:
-        """Once for a connection. ``host``: as the kernel, or a PROXY header, tells it; None: it is not known."""
+        """The other end of a connection. ``host``: as the kernel, or a PROXY header, tells it; None: not known."""
         address = None if host is None else parse_node(host.encode())
         is_trusted = address is not None and self._trusts(address)
         return FarEnd("" if address is None else str(address), is_trusted=is_trusted)
@@ -91,14 +93,14 @@ class ClientAddresses:
         return any(address in network for network in self._trusted)
 
     def _nodes(self, headers: Headers) -> Iterator[bytes]:
-        """From the newest to the oldest hop. Lines are one list (RFC 9110, 5.3), the last one its end."""
+        """Entries from the newest to the oldest. All lines of the header are one list, in order (RFC 9110, 5.3)."""
         for name, value in reversed(headers):
             if name == self._name:
                 yield from self._elements(value)
 
 
 def parse_node(node: bytes) -> Address | None:
-    """The address in one hop; None: there is none, as in ``unknown`` or ``_hidden``. IPv4 within IPv6 is IPv4."""
+    """The address in one entry; None: there is none, as in ``unknown`` or ``_hidden``. IPv4 within IPv6 is IPv4."""
     found = _NODE.fullmatch(node)
     if found is None:
         return None
@@ -107,12 +109,15 @@ def parse_node(node: bytes) -> Address | None:
     except ValueError:
         return None
     if found[1] is None and isinstance(address, IPv4Address):
-        return None  # In brackets, or with a zone, it is no address.
+        return None  # IPv4 in brackets, or with a zone, is no address.
     return getattr(address, "ipv4_mapped", None) or address
 
 
 def _listed(line: bytes) -> Iterator[bytes]:
-    """The elements of ``X-Forwarded-For``, the last one first. An empty one is none, and ends the walk as such."""
+    """The elements of ``X-Forwarded-For``, the last one first. One that is too long counts as empty, and is the last.
+
+    An empty element is no address, so it ends the walk.
+    """
     end = len(line)
     while end >= 0:
         comma = line.rfind(b",", max(0, end - MAX_ELEMENT_BYTES), end)
@@ -124,7 +129,7 @@ def _listed(line: bytes) -> Iterator[bytes]:
 
 
 def _forwarded_for(line: bytes) -> Iterator[bytes]:
-    """The same of ``Forwarded``: what each element's ``for`` says."""
+    """The ``for`` of each element of ``Forwarded``, the last element first; empty where there is none to use."""
     end = len(line)
     while end >= 0:
         begin = _element_begin(line, end)
@@ -133,10 +138,10 @@ def _forwarded_for(line: bytes) -> Iterator[bytes]:
 
 
 def _element_begin(line: bytes, end: int) -> int | None:
-    """Where the element begins that ends at ``end``; None: in no place near.
+    """The index at which the element that ends at ``end`` begins; None: it is too long, or a quote stays open.
 
-    From its right end, for a client may have sent a quote that it never closed: read from the left, all that proxies
-    wrote behind it would be within.
+    Searches from the right. A client may have sent a quote that it never closed; a search from the left would take all
+    that proxies wrote behind that quote for quoted.
     """
     is_quoted = False
     for at in range(end - 1, max(0, end - MAX_ELEMENT_BYTES) - 1, -1):
@@ -153,7 +158,7 @@ def _is_escaped(line: bytes, at: int) -> bool:
 
 
 def _for_in(element: bytes) -> bytes:
-    """Empty: it has none, has two, or is no element."""
+    """The value of ``for``. Empty: the element has none, has two, or is no element."""
     found, at = b"", 0
     while at < len(element):
         pair = _PAIR.match(element, at)

@@ -27,15 +27,15 @@ class ClientApi:
     refusal_event: Callable[[bytes], bytes]
     """An engine's error body in a stream that has begun."""
     first_event: Callable[[Bytes], tuple[int, int]]
-    """Begin and end of the event that a stream is held back for, since it may be an error. The end is -1 while the
-    event is not whole."""
+    """Begin and end of the event that may be an error: the stream is held back until it is whole. The end is -1 until
+    then."""
     watch: Callable[[Mapping[bytes, str]], ErrorWatch]
     marks: Mapping[bytes, str] | None
     """Bytes of a stream that its engine gave up, and the words for it. None: those of the engines' dialect."""
     unfinished: Callable[[Bytes], str] | None
     """Why an answer that is not streamed is not whole. None: its bytes may go to the client as they come."""
     prefill_problem: Callable[[bytes], str]
-    """Why prefill's answer of status 200 is none; empty: it is one."""
+    """Why prefill has failed although its answer has status 200; empty: it has not."""
 
 
 OPENAI: Final = ClientApi(
@@ -63,7 +63,7 @@ MESSAGES: Final = ClientApi(
 
 MESSAGES_PATH: Final = b"/v1/messages"
 REQUEST_PATHS: Final = frozenset((b"/v1/chat/completions", b"/v1/completions", MESSAGES_PATH))
-"""Each takes a POST, and goes by prefill and decode."""
+"""A POST to one of these paths is served by a prefill and a decode engine."""
 
 
 def api_of(path: bytes) -> ClientApi:

@@ -28,11 +28,11 @@ NOT_FOUND: Final = 404
 
 
 class LayerwiseCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A reservation of vllm-ascend's decode engine: what the router looks at, and the whole of it unread."""
+    """A reservation of vllm-ascend's decode engine: the fields that the router reads, and the whole body as bytes."""
 
     transfer_id: TransferId
     posted: bytes
-    """The bytes for prefill. The same call again is the same bytes."""
+    """The bytes for prefill. A repeated call has the same bytes."""
     num_prompt_tokens: int
     remote_cached_tokens: int
     attempt: Attempt = FIRST_ATTEMPT
@@ -62,22 +62,23 @@ class Dialect(Protocol):
     given_up: Mapping[bytes, str]
     """Bytes of an answer that say that decode did not finish it, and the client's message for each."""
     prefill_goes_on_s: float
-    """Seconds that an order may still run when its request has ended or goes on elsewhere; 0: it is aborted."""
+    """Seconds for which a call to prefill may still run when its request has ended or goes on elsewhere; 0: it is
+    aborted."""
     no_proof: str
     """Why a push cannot be verified; empty where it can."""
     no_messages: str
     """Why Anthropic's Messages API cannot be served; empty where it can."""
 
     def client_line(self, request_id: bytes) -> bytes:
-        """The header line that names the client's request to engines; empty: they do not learn it."""
+        """The header line that names the client's request to engines; empty: engines are not told it."""
         ...
 
     def transfer_line(self, transfer_id: TransferId) -> bytes:
-        """The header line that names the transfer to engines; empty: its parameters do."""
+        """The header line that names the transfer to engines; empty: ``kv_transfer_params`` name it."""
         ...
 
     def retries(self, wanted: Retries) -> Retries:
-        """How often a request is tried, of what the settings want."""
+        """The retries of the settings, ``wanted``, without those that this dialect cannot make."""
         ...
 
     def decode_params(self, params: DecodeParams) -> DecodeParams | bytes:
@@ -89,7 +90,7 @@ class Dialect(Protocol):
         ...
 
     def call_in(self, seal: bytes, body: Bytes, known: Container[TransferId]) -> Posted | LocalPrefill | None:
-        """Decode's call; None: it waits for nothing, and is told that all is well. ``known``: the transfers
+        """Decode's call; None: decode waits for no KV, and is told that all is well. ``known``: the transfers
         that run.
 
         Raises:
@@ -98,7 +99,7 @@ class Dialect(Protocol):
         ...
 
     def spoils(self, event: Event, blame: Blame) -> bool:
-        """Whether this end of an attempt leaves a reservation that no other attempt may be given."""
+        """Whether no other attempt may use the reservation after an attempt that ended so."""
         ...
 
     @property
@@ -140,9 +141,9 @@ class PdclusterDialect:
         self,
         seal: bytes,
         body: Bytes,
-        known: Container[TransferId],  # noqa: ARG002  # the seal keeps strangers out
+        known: Container[TransferId],  # noqa: ARG002  # the seal proves the caller
     ) -> DecodeCall:
-        """The seal first: 8 MiB of numbers take half a second and 150 MB to parse, their seal 10 ms and nothing."""
+        """Checks the seal before it parses: 8 MiB of numbers cost 10 ms to check, but 0.5 s and 150 MB to parse."""
         try:
             self._secret.check_call(seal, body)
         except ProtocolError as error:

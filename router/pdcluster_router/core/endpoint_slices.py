@@ -52,7 +52,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
     addresses: list[str]
-    """All of one endpoint, and any will do: "consumers should handle this with the first one"."""
+    """All of one endpoint; only the first is used."""
     conditions: Conditions | None = None
     target_ref: Reference | None = None
 
@@ -97,8 +97,8 @@ class Discovered:
 
 
 def members_of(slices: Iterable[EndpointSlice], *, always_https: bool = False) -> Discovered:
-    """Every engine once, in the order of their addresses. ``slices``: all of one cluster. ``always_https``: whatever
-    they say."""
+    """Every engine once, by IPv4 first, then by IPv6, each in the order of URLs. ``slices``: all of one cluster.
+    ``always_https``: every engine is asked over https, whatever its slice says."""
     sightings: list[_Sighting] = []
     problems: list[str] = []
     for one in slices:
@@ -116,7 +116,7 @@ class _Sighting:
 
     member: Member
     version: int
-    """Of the slice: of two sightings the one with the higher version is newer."""
+    """The slice's version: of two sightings the one with the higher version is newer."""
     preference: int
     """Place of its address type in ``_ADDRESS_TYPES``."""
 
@@ -142,7 +142,7 @@ def _port_of(one: EndpointSlice) -> int | None:
 
 
 def _scheme_of(one: EndpointSlice) -> str:
-    """As the Service's port says in ``appProtocol``; Kubernetes copies it into the slice."""
+    """The scheme that the Service's port names in ``appProtocol``, which Kubernetes copies into the slice."""
     said = next((port.app_protocol for port in one.ports or () if port.name == PORT_NAME), None)
     return "https" if said == "https" else "http"
 
@@ -231,11 +231,11 @@ class SliceCache:
 
     @property
     def picture(self) -> Discovered:
-        """Costs a look at every endpoint."""
+        """The members that the slices name now. Costs a look at every endpoint."""
         return members_of(self._slices.values(), always_https=self._always_https)
 
     def replace(self, body: bytes) -> None:
-        """The answer to a list: all there is.
+        """The slices are now those of ``body``, the answer to a list.
 
         Raises:
             ProtocolError: It is no list of EndpointSlices. Nothing has changed.
@@ -248,7 +248,7 @@ class SliceCache:
         self.resource_version = listed.metadata.resource_version
 
     def apply(self, line: bytes) -> bool:
-        """One event of a watch. Whether a slice has changed.
+        """Takes one event of a watch. Returns whether a slice has changed.
 
         Raises:
             Unavailable: The watch is over, as for a version that is too old: list again.

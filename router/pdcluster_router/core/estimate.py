@@ -1,10 +1,10 @@
 """About how many tokens a request's prompt has, from the bytes of its body: nothing is parsed or tokenized here.
 
-Images and sounds count by the piece: their base64 says how large a file is, not how many tokens it becomes. Each is one
-long text without a quote, so only texts of more than ``LONG_BYTES`` are looked at, and the search goes from quote to
-quote in steps of that size: a body of any bytes costs two looks for a quote in 4,000 of them. A search for the words
-that mark media costs up to 4 ns a byte where the body is made of the words' letters: 43 ms for 8 MiB of ``e``.
-Decode's reservation brings the exact number, and replaces this one.
+Images and sounds count by the piece: the length of their base64 is the size of a file, not the tokens that it becomes.
+Each is one long text without a quote, so only texts of more than ``LONG_BYTES`` are looked at. The search goes from
+quote to quote in steps of that size: any body costs two searches for a quote in each 4,000 bytes. To search for the
+words that mark media would cost up to 4 ns a byte in a body of the words' letters: 43 ms for 8 MiB of ``e``.
+The exact number in decode's reservation replaces this one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BYTES_PER_TOKEN: Final = 4
 MEDIA_TOKENS: Final = 1000
 """One image or sound: what vLLM's vision models make of a picture of about a megapixel."""
 LONG_BYTES: Final = BYTES_PER_TOKEN * MEDIA_TOKENS
-"""Media of up to so many bytes count as text: for no more than a large one."""
+"""Media of up to so many bytes count as text, so for ``MEDIA_TOKENS`` at most."""
 
 _DATA_URL: Final = re.compile(rb'"data:[^",]{0,100};base64,')
 """How an image, sound or video of OpenAI's API begins: ``"data:image/png;base64,...``."""
@@ -26,16 +26,16 @@ _DATA: Final = re.compile(rb'"data"\s*+:\s*+"\Z')
 "image/png", "data": "..."}``."""
 _MEDIA: Final = re.compile(rb'"(?:input_audio|media_type)"')
 _NEAR_BYTES: Final = 256
-"""So far from its data a piece says what it is."""
+"""Bytes before and behind a piece's data in which the word for its kind must stand."""
 
 
 def tokens_of_text(num_bytes: int) -> int:
-    """At least 1. For a body that has no media: one with a ``prompt`` has none."""
+    """The tokens of a body without media, at least 1. A body with a ``prompt`` has no media."""
     return num_bytes // BYTES_PER_TOKEN or 1
 
 
 def estimate_prompt_tokens(body: bytes | bytearray) -> int:
-    """At least 1."""
+    """The tokens of any body, at least 1."""
     num_text_bytes, num_media = len(body), 0
     for begin, end in _long_texts(body):
         if _is_media(body, begin, end):
@@ -45,7 +45,7 @@ def estimate_prompt_tokens(body: bytes | bytearray) -> int:
 
 
 def _long_texts(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Where more than ``LONG_BYTES`` without a quote lie between two quotes: behind the first, and at the second."""
+    """Texts of more than ``LONG_BYTES`` without a quote: index behind the quote before, and of the quote after."""
     quote = body.find(b'"')
     while 0 <= quote < len(body) - LONG_BYTES:
         last = body.rfind(b'"', quote + 1, quote + 2 + LONG_BYTES)

@@ -5,10 +5,10 @@ look that finds some counts as the first, since they may have come right after t
 
     look     .    1    2    3    4    5    6    7
     bytes    |                  |  |
-    comment            :         (none)    :         2: nothing since the beginning;  6: nothing since 4
+    comment            :         (none)    :         2: nothing since the beginning;  6: nothing since just after 4
 
-So a client waits for ``keep_alive_s`` at most, and its first comment comes after exactly that: until then an error has
-a status of its own. Knows no clock and no stream. ``sse.py`` knows where a comment would tear an event.
+So a client waits for ``keep_alive_s`` at most. A first comment comes after exactly ``keep_alive_s``: until then an
+error can have a status of its own. Knows no clock and no stream. ``sse.py`` knows where a comment would tear an event.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from __future__ import annotations
 from typing import Final
 
 COMMENT: Final = b": keep-alive\n\n"
-"""No event: the line is ignored by its colon, the blank line ends a block without data (WHATWG HTML, 9.2.6)."""
+"""Not an event: its colon makes the line a comment, the blank line ends a block without data (WHATWG HTML, 9.2.6)."""
 LOOKS: Final = 2
-"""In ``keep_alive_s``."""
+"""Looks in each ``keep_alive_s``."""
 
 
 class Silence:
-    """How long one stream has been silent, in looks. Owned by the one that looks at it."""
+    """How long one stream has been silent, in looks. Owned by the object that looks at the stream."""
 
     __slots__ = ("_num_bytes", "_num_looks")
 
     def __init__(self) -> None:
-        """It begins now."""
+        """The stream begins now."""
         self._num_bytes = 0
         self._num_looks = 0
 
     def is_comment_due(self, num_bytes: int, *, may_comment: bool) -> bool:
-        """One more look: whether a comment is to be written now. Where it may not be, the next look asks again.
+        """One more look: whether to write a comment now. While ``may_comment`` is False, a due comment stays due.
 
-        ``num_bytes``: that have gone to the client, without comments.
+        ``num_bytes``: the bytes that have gone to the client so far, without comments.
         """
         has_moved = num_bytes != self._num_bytes
         self._num_bytes = num_bytes

@@ -22,7 +22,7 @@ from typing import Final
 MAX_LIMIT: Final = 1_000_000_000
 WINDOW_S: Final = 60.0
 _RUNNING_RETRY_S: Final = 2
-"""When one of its requests will have ended is not known."""
+"""A guess: the router does not know when one of the key's requests will end."""
 _ROUNDING_S: Final = 1e-6
 """Sums of seconds are not exact: a client that waited as long as it was told is let in."""
 
@@ -39,7 +39,7 @@ class LimitedBy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Of one key, each in [1, ``MAX_LIMIT``]; None: no such limit."""
+    """The limits of one key, each in [1, ``MAX_LIMIT``]; None: no such limit."""
 
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
@@ -64,7 +64,7 @@ class OverLimit:
 
 
 class Bucket:
-    """One rate. ``per_minute``: None for none."""
+    """One rate. ``per_minute``: None: there is no limit."""
 
     __slots__ = ("_full_at", "per_minute")
 
@@ -82,12 +82,12 @@ class Bucket:
         return wait_s if wait_s > _ROUNDING_S else 0.0
 
     def take(self, amount: int, now: float) -> None:
-        """``amount`` goes through. Only if ``wait_s`` of it is 0."""
+        """``amount`` goes through. Only if ``wait_s`` of ``amount`` is 0."""
         if self.per_minute is not None:
             self._full_at = now + self._missing_s(now) + amount * WINDOW_S / self.per_minute
 
     def left(self, now: float) -> int:
-        """As much may be taken at once. Only where there is a rate."""
+        """The amount that may be taken at once. Only where there is a rate."""
         assert self.per_minute is not None, "no rate"
         return max(0, int((WINDOW_S - self._missing_s(now) + _ROUNDING_S) * self.per_minute / WINDOW_S))
 
@@ -104,7 +104,7 @@ class KeyUse:
         self.num_running = 0
         """Requests that have entered and not left."""
         self.num_refused = dict.fromkeys(LimitedBy, 0)
-        """So many, by the limit that each was over."""
+        """Refused requests, by the limit that each was told of."""
         self._max_concurrent: int | None = None
         self._requests = Bucket()
         self._tokens = Bucket()
@@ -134,7 +134,8 @@ class KeyUse:
         assert self.num_running >= 0, "a request has left twice"
 
     def _refusal(self, wait_s: float, tokens_wait_s: float, num_tokens: int, now: float) -> OverLimit:
-        """By the limit that takes the longest: the others will not stand in the way by then, if no one else asks."""
+        """Names the rate with the longer wait: the other one lets it in by then, if no other request comes. Names
+        ``max_concurrent`` where both rates have room."""
         if tokens_wait_s and tokens_wait_s >= wait_s:
             limit, left = self._tokens.per_minute, self._tokens.left(now)
             retry_s = None if tokens_wait_s == inf else ceil(tokens_wait_s)
@@ -146,7 +147,7 @@ class KeyUse:
 
 
 class KeyUses:
-    """Of all keys that have limits. One owner."""
+    """The use of each key that has limits. One owner."""
 
     def __init__(self, limits: Mapping[str, KeyLimits]) -> None:
         """``limits``: by the key's name."""
@@ -154,7 +155,7 @@ class KeyUses:
         self.follow(limits)
 
     def of(self, name: str) -> KeyUse | None:
-        """None: it has no limits."""
+        """The use of one key; None: it has no limits."""
         return self._uses.get(name)
 
     def all(self) -> Iterable[tuple[str, KeyUse]]:

@@ -17,9 +17,9 @@ FAILED_HALF_LIFE_S: Final = 2.0
 """After so many seconds a failed request counts half. About as long as an ordinary answer would have taken."""
 
 SLOW_START_S: Final = 10.0
-"""Seconds until it counts like any other. One prompt or a few warm an engine up; longer only loads the others."""
+"""Seconds until it counts like any other. A few prompts warm an engine up; a longer start only loads the others."""
 FIRST_PART: Final = 0.1
-"""Of the others' load at its first moment: the least weight of Envoy's slow start."""
+"""The part of the others' load that it takes at first: Envoy's least weight in its slow start."""
 
 FIRST_ANSWER_TOKENS: Final = 256
 """An answer's tokens before any has ended."""
@@ -42,8 +42,8 @@ class Load:
         self.outstanding_tokens = outstanding_tokens
         """Tokens of requests that were placed there and have not ended."""
         self.placed_at = placed_at
-        """When it got its last request, monotonic seconds. Not how many: a new engine would get all that a quiet pool
-        has to do, until it had as many as the others."""
+        """When it got its last request, monotonic seconds. Not a count of requests: by a count, a new engine would get
+        every request of a quiet pool until it had had as many as the others."""
         self._slow_until = 0.0
         self._failed_tokens = 0.0
         self._failed_at = 0.0
@@ -54,7 +54,7 @@ class Load:
         self._failed_at = now
 
     def start_slowly(self, *, now: float) -> None:
-        """It begins to serve, or is back."""
+        """The engine begins to serve, or is back."""
         self._slow_until = now + SLOW_START_S
 
     def tokens(self, *, now: float) -> float:
@@ -64,7 +64,7 @@ class Load:
         return (self.outstanding_tokens + self._failed_left(now)) / self._part(now)
 
     def _part(self, now: float) -> float:
-        """Of the others' load that it may have, in [``FIRST_PART``, 1]."""
+        """The part of the others' load that this engine may have, in [``FIRST_PART``, 1]."""
         left_s = self._slow_until - now
         if left_s <= 0:
             self._slow_until = 0.0

@@ -6,8 +6,8 @@
                                 v
                  FINISHING --serves no more, or not listed any more--> LEAVING --not listed, and idle--> removed
 
-Only SERVING engines get new work. An engine may finish its requests, however long that takes: one that discovery lists
-no longer is removed when its last request has ended, never before.
+Only SERVING engines get new work. From each state, an engine that discovery lists no longer becomes LEAVING. It is
+removed when its last request has ended, however long that takes.
 Decides from one whole picture at a time; knows no engine object, no API and no clock.
 """
 
@@ -27,12 +27,12 @@ class EngineState(Enum):
     SERVING = "serving"
     """New work."""
     NOT_READY = "not_ready"
-    """Nothing new until it is ready again."""
+    """No new work until it is ready again."""
     FINISHING = "finishing"
-    """It terminates, but still answers: nothing new. A prefill engine may still be asked for the prompt of a request
-    that a decode engine of its revision has already, when no other prefill engine of that revision is left."""
+    """It terminates, but still answers: no new work. If no other prefill engine of its revision is left, a prefill
+    engine may still be asked for the prompt of a request that a decode engine of that revision has already."""
     LEAVING = "leaving"
-    """It terminates and answers no more, or no slice lists it: nothing at all."""
+    """It terminates and answers no more, or no slice lists it: no work at all."""
 
     @property
     def is_probed(self) -> bool:
@@ -93,8 +93,8 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class NewState:
-    """This engine gets what ``state`` says. Where that is nothing new it finishes what it has, and keeps no idle
-    connection."""
+    """This engine gets the work that ``state`` allows. If that is no new work, it finishes what it has, and keeps no
+    idle connection."""
 
     key: EngineKey
     state: EngineState
@@ -111,7 +111,7 @@ RosterChange: TypeAlias = Add | NewState | Remove
 
 
 def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> list[RosterChange]:
-    """The changes by which ``known`` follows ``listed``, the whole picture. None when it does already.
+    """The changes that bring ``known`` in line with ``listed``, the whole picture. Empty: it is in line already.
 
     Call it when the picture changes and when an engine becomes idle. Of members with one key the last one counts.
     """

@@ -3,9 +3,9 @@
     client    {"max_tokens": 99, "messages": [...], ...}
     prefill   {"max_tokens": 99, "messages": [...], ... ,"stream":false,"max_tokens":1,"kv_transfer_params":{...}}
 
-vLLM makes a chat completion of such a request, and loses on the way back that its engine gave it up: such an answer has
-status 200, a clean end, and no ``stop_reason``. So here an answer is whole only where it says why it ended.
-Keys that only OpenAI's API has, as ``n``, mean nothing in a request of this one.
+vLLM turns such a request into a chat completion. When its engine gives the request up, the answer does not say so: it
+has status 200, a clean end, and no ``stop_reason``. So the router takes an answer for whole only if it says why it
+ended. Keys that only OpenAI's API has, as ``n``, mean nothing in a request of this API.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pdcluster_router.core.rewrite import ABSENT, BadBody, Bytes, ClientBody, Sa
 from pdcluster_router.core.sse import ErrorWatch, first_event_end
 
 MAX_ANSWER_BYTES: Final = 64 << 20
-"""An answer that is not streamed is kept until its end; a longer one is lost. A million tokens are about 5 MiB."""
+"""An answer that is not streamed is kept until its end; a longer one fails. A million tokens are about 5 MiB."""
 
 NO_REASON: Final = "it gave the request up: its answer has no stop_reason"
 _GIVEN_UP: Final = b'"delta":{"stop_reason":null'
 _WHOLE: Final = b'"delta":{"stop_reason":"'
-"""``message_delta`` says one of them near a stream's end. Text and a tool's input come as JSON strings, with quotes
+"""``message_delta`` has one of these two near a stream's end. Text and a tool's input come as JSON strings, with quotes
 escaped. ``message_start`` has a ``stop_reason`` of null too, but not in a ``delta``."""
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: NO_REASON})
 _START: Final = b"event: message_start\n"
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1'
 _ANY_TOOL: Final = b'"tool_choice":{"type":"any"}'
-"""In place of one named tool: vLLM reads the arguments of that one as JSON, and one token of them is none."""
+"""Replaces a named tool: vLLM reads a named tool's arguments as JSON, and one token of them is not JSON."""
 MAX_CHOICE_BYTES: Final = 64 << 10
-"""Of a ``tool_choice``, which is scanned a second time: the name of a tool, and room."""
+"""The most bytes of a ``tool_choice``, which is scanned a second time: plenty for the name of a tool."""
 
 
 class MessagesSaid(Said):
@@ -47,7 +47,7 @@ class MessagesBody(ClientBody, frozen=True):
     """A request of the Messages API, scanned once."""
 
     _for_one_token: tuple[bytes, ...]
-    """Keys with which prefill is told other than the client said."""
+    """Keys for prefill that replace the client's."""
 
     @property
     def needs_local_prefill(self) -> bool:
@@ -86,9 +86,9 @@ def parse_messages(raw: Bytes) -> MessagesBody:
 
 
 def first_event(stream: Bytes) -> tuple[int, int]:
-    """Where the first event begins and ends that says how the request went; an end of -1 while it is not whole.
+    """Begin and end of the first event that may be an error; the end is -1 while that event is not whole.
 
-    vLLM writes ``message_start`` before it looks whether there was an error, so the event after it says so.
+    vLLM writes ``message_start`` before it looks for an error, so the event after ``message_start`` decides.
     """
     end = first_event_end(stream)
     if end < 0 or not stream.startswith(_START):
@@ -98,7 +98,7 @@ def first_event(stream: Bytes) -> tuple[int, int]:
 
 
 def unfinished(answer: Bytes) -> str:
-    """Why an answer that is not streamed is not whole; empty: it is. Prefill's one token too."""
+    """Why an answer that is not streamed is not whole; empty: it is whole. For prefill's answer of one token too."""
     try:
         _ANSWER.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -127,7 +127,7 @@ class MessagesWatch(ErrorWatch):
 
 
 def _names_a_tool(tool_choice: msgspec.Raw) -> bool:
-    """Raises: BadBody: It is too long."""
+    """Whether the client demands one tool by its name. Raises: BadBody: ``tool_choice`` is too long."""
     if tool_choice is ABSENT:
         return False
     if (num_bytes := len(memoryview(tool_choice))) > MAX_CHOICE_BYTES:

@@ -14,7 +14,7 @@ import orjson
 BadRequest = Literal["invalid_request", "invalid_http", "invalid_timeout", "invalid_order"]
 """Codes of a 400."""
 ENGINE_ERROR: Final = "engine_error"
-"""Code of an engine's error that has no shape of its own."""
+"""Code of an engine's error whose body is no error object."""
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _RETRY_AFTER_S: Final = 2
@@ -45,7 +45,7 @@ class ApiError:
 
 
 class RefusedRequest(Exception):
-    """The request is answered with ``error``, and no engine hears of it, or not any more."""
+    """The request is answered with ``error``, and goes to no engine, or to no further one."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
@@ -157,7 +157,7 @@ def no_engine(role: str, reason: str) -> ApiError:
 
 
 def not_ready(problem: str) -> ApiError:
-    """``/health`` alone says so."""
+    """Only ``/health`` answers so."""
     return ApiError(503, _SERVER, "not_ready", problem)
 
 
@@ -238,7 +238,7 @@ def internal() -> ApiError:
 
 
 BUG: Final = internal()
-"""Its code and its status are of no other error of the router."""
+"""No other error of the router has its code or its status."""
 
 
 def parse_error(body: bytes | bytearray) -> int | None:

@@ -8,8 +8,8 @@ An engine whose core has died may never answer what it has, and may never hang u
     no answer in time, cut off, no route           SILENT    silent_s of failed probes without a break
     any other status, or a limit of this router    UNKNOWN   -
 
-A process that is stopped, busy or far away is SILENT, and may still answer: so it has longer. UNKNOWN ends an outage
-as WELL does, because it says nothing of the engine's core.
+A process that is stopped, busy or far away is SILENT. It may still answer, so its requests get more time. UNKNOWN ends
+an outage as WELL does, because it says nothing of the engine's core.
 
 Decides from probes and times alone. ``requests/exchange.py`` asks, and carries out what becomes of the request.
 """
@@ -35,14 +35,14 @@ class Sign(Enum):
 
 
 def sign_of_status(status: int) -> Sign:
-    """Of an answer to ``/health``. As vLLM 0.32 ``instrumentator/health.py``: 503 when the engine's core has died."""
+    """The sign of an answer to ``/health``. vLLM 0.32 ``instrumentator/health.py``: 503 when the engine's core died."""
     return {200: Sign.WELL, 503: Sign.DEAD}.get(status, Sign.UNKNOWN)
 
 
 def sign_of_failure(error_number: int, *, is_ours: bool) -> Sign:
-    """Of a probe without an answer. ``error_number``: the operating system's, 0 where it named none; names that
-    cannot be resolved have one below 0. ``is_ours``: a limit of this router, or that it does not trust
-    what answers there.
+    """The sign of a probe without an answer. ``error_number``: the operating system's, 0 where it named none; below 0
+    for a name that cannot be resolved. ``is_ours``: the cause is a limit of this router, or this router does not
+    trust the server there.
     """
     if is_ours or error_number < 0:
         return Sign.UNKNOWN
@@ -62,11 +62,11 @@ class Outage:
         self._failing_since = _NEVER
         """Monotonic seconds of the first of the SILENT and DEAD probes that followed each other."""
         self._dead_since = _NEVER
-        """Likewise of DEAD ones."""
+        """Monotonic seconds of the first of the DEAD probes that followed each other."""
 
     def saw(self, sign: Sign, *, now: float, most_s: float) -> None:
-        """``sign`` is the newest. Time beyond ``most_s`` since the probe before does not count: this router was stopped
-        then, and has seen nothing.
+        """A probe has ended with ``sign``. Time beyond ``most_s`` since the probe before does not count: this router
+        was stopped then, and has seen nothing.
         """
         unseen_s = max(0.0, now - self._probed_at - most_s)
         is_dead = sign is Sign.DEAD
@@ -75,10 +75,10 @@ class Outage:
         self._probed_at = now
 
     def why_lost(self, quiet_since: float, *, gone_s: float, silent_s: float) -> str:
-        """Why a request there is lost, of which no byte has come since ``quiet_since`` (monotonic seconds); empty: it
-        is not.
+        """Why a request there is lost; empty: it is not. No byte of its answer has come since ``quiet_since``
+        (monotonic seconds).
 
-        Up to the newest probe: a router that stood still since then has not asked.
+        Time counts up to the newest probe only: after it, this router may have been stopped.
         """
         dead_s = self._probed_at - max(self._dead_since, quiet_since)
         if dead_s >= gone_s:

@@ -22,10 +22,10 @@ Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (second
 
     DECODE_FAILED before FIRST_BYTE, with another decode attempt left: back to the beginning, new transfer id.
 
-Decode goes first: it reserves KV blocks and tells us where they are, and only then is prefill asked
-to fill them. A failed attempt goes to another prefill engine with the same reservation. When no attempt is left
-decode is told, and either recomputes or answers an error, unless failing at once is what is wanted. The end of an
-attempt always stops the writer (prefill) before anything else is started or freed.
+Decode goes first: it reserves KV blocks and tells us where they are. Then we ask prefill to fill them. After a failed
+attempt another prefill engine gets the same reservation. When no attempt is left, decode is told, and either recomputes
+or answers an error. Where ``Retries.recomputes`` is False the request fails at once instead. The end of an attempt
+always stops the writer (prefill) before anything else is started or freed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Event(_Named):
     DECODE_REFUSED = auto()
     """Decode answered an error that is the client's to see."""
     DECODE_FAILED = auto()
-    """Decode did not answer, not to the end, or with an error that another decode engine may not have."""
+    """Decode did not answer, broke its answer off, or answered an error that another decode engine may not have."""
     GIVEN_UP = auto()
     """No decode engine is left to ask, the request cannot be written, or the router stops."""
     CLIENT_GONE = auto()
@@ -119,19 +119,19 @@ class Timeouts:
     """How long each part of a request may last, in seconds. No part is without a limit."""
 
     request_s: float | None
-    """The whole of it. None: as long as its answer flows."""
+    """For the whole request. None: as long as its answer flows."""
     prefill_s: float
     """For each attempt."""
     reservation_s: float | None = None
-    """None: until the first byte. A decode engine may need no reservation, and its word on that may be late."""
+    """For decode's reservation. None: until ``first_byte_s``: a decode engine may need none, and may say so late."""
     transfer_s: float = 600.0
-    """From the client's request until decode has the KV, with all attempts. Engines are told what is left of it."""
+    """From the client's request until decode has the KV, with all attempts. Engines are told how much is left."""
     first_byte_s: float = 600.0
     """From the client's request until its answer begins. An answer that is not streamed begins when it is whole."""
     idle_s: float = 120.0
-    """Between two bytes of the answer, or at an engine whose probes get no answer."""
+    """Between two bytes of the answer. Also without a byte from an engine whose probes get no answer."""
     gone_s: float = 30.0
-    """At an engine whose probes say that it is gone."""
+    """Without a byte from an engine whose probes say that it is gone."""
 
     @property
     def enter_s(self) -> float:
@@ -141,7 +141,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often it is tried. ``max_prefill_attempts`` counts failures over the whole request, at least 1 each."""
+    """How often a request is tried, each at least 1. ``max_prefill_attempts`` counts over all its decode attempts."""
 
     max_prefill_attempts: int = 3
     max_decode_attempts: int = 2
@@ -172,7 +172,7 @@ WORK: Final = {
     Phase.PREFILLING: Role.PREFILL,
     Phase.LOCAL_PREFILL: Role.DECODE,
 }
-"""The engine that has to prefill a request, now or soon; in other phases none: its KV is there or not needed."""
+"""The role that has to prefill a request, now or soon. In other phases none has: the KV is there or not needed."""
 _ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
 _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)
@@ -238,7 +238,7 @@ DECODE_RETRIES: Final[Table] = {
     },
     (Phase.PREFILLING, Event.DECODE_FAILED): (Phase.AWAITING_RESERVATION, (*_STOP_BOTH, Command.START_DECODE)),
 }
-"""Instead of ``TRANSITIONS`` while decode attempts and time are left. Without a transfer: LOCAL_PREFILL."""
+"""Instead of ``TRANSITIONS`` while decode attempts and time are left. Without a transfer the phase is LOCAL_PREFILL."""
 
 FAILS_AT_ONCE: Final[Table] = dict.fromkeys((*_FAILED_ATTEMPTS, (Phase.PREFILLING, Event.NO_PREFILL_LEFT)), _FAIL_BOTH)
 """Instead of ``TRANSITIONS`` where decode shall not recompute."""
@@ -297,7 +297,7 @@ class Pairing:
 
     @property
     def deadline(self) -> float:
-        """When ``late_event`` finds one, monotonic seconds. It moves on as the answer flows."""
+        """When ``late_event`` has an event to tell, monotonic seconds. It moves on as the answer flows."""
         return min(self._phase_deadline, self._byte_deadline)
 
     @property
@@ -328,7 +328,7 @@ class Pairing:
         return self._enter(step, now=now)
 
     def late_event(self, *, now: float) -> Event | None:
-        """The event for what is too late: an attempt, a byte, or the request. The caller handles it."""
+        """The event for an attempt, a byte or a request that is too late; None: nothing is. The caller handles it."""
         if self.phase in TERMINAL or now < self.deadline:
             return None
         if now >= self._request_deadline or self.phase not in _PREFILL_RUNS | _ANSWER_FLOWS:
@@ -344,7 +344,7 @@ class Pairing:
             self._byte_deadline = min(now + self._timeouts.idle_s, self._request_deadline)
 
     def restart(self, transfer_id: TransferId, *, now: float) -> None:
-        """Begin under a new id, because decode surely never saw the old one or is not asked again. The deadline stays.
+        """Begin under a new id: decode never saw the old one, or is not asked again. Only a reservation's time is new.
 
         Raises:
             ProtocolError: This transfer is under way: decode has seen its id.
@@ -356,7 +356,7 @@ class Pairing:
         self._phase_deadline = self._deadline_of(self.phase, now=now)
 
     def _failed(self, key: tuple[Phase, Event], step: Transition, *, now: float) -> tuple[Command, ...]:
-        """It is tried again, or ``step`` says what becomes of it."""
+        """The request is tried again, or ends as ``step`` or ``FAILS_AT_ONCE`` says."""
         if key in PREFILL_RETRIES:
             return self._attempt_failed(key, now=now)
         if key in DECODE_RETRIES and self._may_ask_another_decode(now):

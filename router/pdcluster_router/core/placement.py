@@ -1,9 +1,8 @@
 """The engines that may take the next request, best first, and the interface of a policy that chooses one of them.
 
-Engines of one revision only are ever paired: decode is chosen among revisions that have both roles, prefill among
-the engines of decode's revision. The engines that may be chosen are worked out when the pool
-changes, never for a request.
-An engine that its breaker has ejected gets nothing while another one of its role and revision may.
+Only engines of one revision are paired: decode is chosen among revisions that have both roles, prefill among the
+engines of decode's revision. The engines that may be chosen are worked out when the pool changes, never for a request.
+An ejected engine gets a request only when no healthy engine that is not ejected is left for it.
 Decides from states alone. The policies are in ``core/policies``.
 """
 
@@ -27,7 +26,7 @@ class Placeable(Protocol):
 
     @property
     def url(self) -> str:
-        """The same for every router: names are each router's own."""
+        """The same in every router. Engines' names are not: each router gives its own."""
         ...
 
     @property
@@ -47,13 +46,13 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """Whole lines, as engines get them."""
     body: ClientBody
     client: str
-    """Name of the API key that it showed; empty where none is asked for."""
+    """Name of the API key that the client showed; empty where the router asks for none."""
     notes: list[int | None] = []
     """The policy's own notes on this request, for its next leg. Empty at first."""
 
 
 class Home(Enum):
-    """Where a policy that knows homes has sent a request."""
+    """The kind of engine to which a policy that knows homes has sent a request."""
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and each request is counted.
 
@@ -62,13 +61,13 @@ class Home(Enum):
     NEXT = "next"
     """Another home: those before it were full."""
     FULL = "full"
-    """Where there was the least to do: all its homes were full."""
+    """The engine with the least to do: all homes of the conversation were full."""
     NONE = "none"
-    """Likewise: it belongs to no conversation."""
+    """The engine with the least to do: the request belongs to no conversation."""
 
 
 Tally: TypeAlias = dict[Home, int]
-"""How often. The policy counts in it, its owner reads it."""
+"""How many requests went to each kind of engine. The policy counts in it, its owner reads it."""
 
 
 def new_tally() -> Tally:
@@ -79,15 +78,15 @@ class Chooser(Protocol[E_co]):
     """Chooses one of certain engines for a request."""
 
     def __call__(self, request: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E_co:
-        """One of them. ``chance``: in [0, 1), a new one with each call."""
+        """One of the engines. ``chance``: returns a new number in [0, 1) with each call."""
         ...
 
 
 class Policy(Protocol):
-    """Chooses one of several engines. A function: a protocol, for it takes engines of any type."""
+    """Makes choosers. A policy is a function, and this a protocol because it takes engines of any type."""
 
     def __call__(self, engines: Sequence[E], tally: Tally | None = None, /) -> Chooser[E]:
-        """The chooser among ``engines``, of which there is at least one. Asked when they change, not for a request.
+        """The chooser among ``engines``, of which there is at least one. Called when they change, not for a request.
 
         ``tally``: counts its choices, if the policy knows homes. None: they are not counted.
         """
@@ -95,7 +94,7 @@ class Policy(Protocol):
 
 
 class Standing(Protocol):
-    """The facts of an engine that count."""
+    """The facts of an engine that decide whether it may get work."""
 
     @property
     def role(self) -> Role: ...
@@ -105,7 +104,7 @@ class Standing(Protocol):
     def state(self) -> EngineState: ...
     @property
     def is_healthy(self) -> bool:
-        """Whether it answered its last probe."""
+        """Whether it answered its last probe with 200."""
         ...
 
     @property
@@ -116,7 +115,7 @@ S = TypeVar("S", bound=Standing)
 
 
 def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
-    """Decode engines that may get new work, best first. A later tier counts when none of an earlier one is left.
+    """Decode engines that may get new work, best first. A later tier is used when no engine of an earlier one is left.
 
     An engine that fails its probes, or is ejected, is still better than no engine: the last tier has them all, for a
     request that has failed on every better one. But a revision without a serving engine of each role gets nothing.
@@ -152,7 +151,7 @@ def usable_prefills(engines: Sequence[S]) -> list[S]:
 
 
 def usable(engines: Sequence[S]) -> list[S]:
-    """Those that are not ejected; when all are, the one that may be asked again first."""
+    """The engines that are not ejected; when all are, the one that may be asked again first."""
     left = [engine for engine in engines if not engine.breaker.is_ejected]
     return left or sorted(engines, key=lambda engine: engine.breaker.until)[:1]
 
@@ -166,7 +165,7 @@ def serving_revisions(engines: Iterable[S]) -> set[str]:
 
 
 def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T]:
-    """Those of the first tier that are not excluded, or of the next one when all are; empty when no engine is left."""
+    """The engines of the first tier with any that are not ``excluded``, without these; empty when no engine is left."""
     for tier in tiers:
         left = [engine for engine in tier if engine not in excluded] if excluded else tier
         if left:
@@ -175,8 +174,9 @@ def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T
 
 
 def proven(engines: Sequence[S]) -> Sequence[S]:
-    """Those whose last request did not fail, or at least those that are not ejected, or tried out: a request that has
-    failed once shall not decide whether another engine gets requests again.
+    """The engines whose circuit is closed and whose last request did not fail. If there are none, those whose circuit
+    is closed; if there are none either, all. A request that has failed once shall not be the one that tries an ejected
+    engine out.
     """
     closed = [engine for engine in engines if engine.breaker.circuit is Circuit.CLOSED]
     return [engine for engine in closed if not engine.breaker.has_just_failed] or closed or engines

@@ -3,7 +3,7 @@
     1   PROXY TCP4 203.0.113.7 10.0.0.1 50000 443\\r\\n        PROXY UNKNOWN ...\\r\\n
     2   12 bytes of signature, version and command, family, length, addresses, TLVs
 
-Whom to believe is decided elsewhere. Checksums and all other TLVs are skipped.
+Other files decide which peers are believed. All TLVs are skipped, checksums too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 MAX_V1_BYTES: Final = 107
 """The longest line that the specification knows, with its end."""
 MAX_V2_BYTES: Final = 4096
-"""As nginx takes. Addresses need 52; TLVs may bring a name, a certificate's owner, a cloud's own words."""
+"""As many as nginx takes. Addresses need 52; TLVs may bring a name, a certificate's owner, a cloud's own words."""
 
 _WORD: Final = b"PROXY "
 _HEAD_BYTES: Final = 16
@@ -27,28 +27,28 @@ _TCP: Final = re.compile(rb"PROXY TCP([46]) ([0-9A-Fa-f:.]{2,39}) ([0-9A-Fa-f:.]
 _VERSIONS: Final = {b"4": IPv4Address, b"6": IPv6Address}
 _LOCAL, _PROXY = 0x20, 0x21
 _NUM_ADDRESS_BYTES: Final = {1: 4, 2: 16}
-"""By family, of one of the two addresses."""
+"""The bytes of each of the two addresses, by family."""
 _STREAM: Final = 1
 
 
 class BadPreface(Exception):
-    """These bytes are none. The message says why, and holds nothing of them."""
+    """The bytes are no PROXY header. The message says why, and quotes none of them."""
 
 
 class Origin(Enum):
-    """The one that has opened a connection."""
+    """The side for which the proxy has opened a connection."""
 
     CLIENT = "client"
-    """That of a client, whose address is told."""
+    """A client. The header tells its address."""
     UNKNOWN = "unknown"
-    """That of a client whose address the proxy does not tell."""
+    """A client. The header tells no IP address of it."""
     PROXY = "proxy"
-    """The proxy's own, as for a check of our health."""
+    """The proxy itself, as for a check of our health."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preface:
-    """A whole one. ``client``: only of ``Origin.CLIENT``."""
+    """A whole PROXY header. ``client``: address and port, only for ``Origin.CLIENT``."""
 
     num_bytes: int
     origin: Origin
@@ -56,10 +56,10 @@ class Preface:
 
 
 def read_preface(data: bytes) -> Preface | None:
-    """The preface that ``data`` begins with; None: it may become one.
+    """The preface that ``data`` begins with; None: it is not whole yet.
 
     Raises:
-        BadPreface: It cannot, or is too long.
+        BadPreface: ``data`` does not begin with a preface, or it is too long or not as specified.
     """
     if data.startswith(SIGNATURE[: len(data)]):
         return _read_v2(data)
@@ -85,7 +85,7 @@ def _read_v1(data: bytes) -> Preface | None:
 
 
 def _v1_end(version: bytes, address: bytes, port: bytes) -> tuple[str, int]:
-    """One of the two."""
+    """Address and port of one end. Raises: BadPreface: One of them is none."""
     try:
         told = _VERSIONS[version](address.decode())
     except ValueError as error:

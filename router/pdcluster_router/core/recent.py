@@ -2,7 +2,7 @@
 
     [.........|.........|.........|....    each step has its counts; the oldest one goes when a new one begins
 
-Knows no clock. Costs an addition for each that happens.
+Knows no clock. Costs an addition for each thing that happens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 Counted = TypeVar("Counted", bound=Hashable)
 
 NUM_STEPS: Final = 10
-"""A count may be too old by one of them."""
+"""Steps in the span. The oldest one is forgotten whole, so the counts go back by up to a step less than the span."""
 
 
 class RecentCounts(Generic[Counted]):
@@ -23,7 +23,7 @@ class RecentCounts(Generic[Counted]):
     __slots__ = ("_step_s", "_steps")
 
     def __init__(self, span_s: float) -> None:
-        """``span_s``: how far back is counted."""
+        """``span_s``: how far back the counts go at most, in seconds."""
         self._step_s = span_s / NUM_STEPS
         self._steps: OrderedDict[int, Counter[Counted]] = OrderedDict()
 
@@ -37,7 +37,7 @@ class RecentCounts(Generic[Counted]):
         counts[kind] += 1
 
     def counts(self, *, now: float) -> Counter[Counted]:
-        """So many of each kind within the span, and none that is older."""
+        """How many of each kind have happened within the span. Its oldest step may be left out already."""
         self._forget_before(int(now / self._step_s) - NUM_STEPS + 1)
         return sum(self._steps.values(), Counter())
 

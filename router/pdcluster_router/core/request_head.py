@@ -1,4 +1,4 @@
-"""The head of a client's request: what HTTP demands of it, and what of it concerns this connection alone.
+"""The head of a client's request: HTTP's demands on it, and the headers that concern this connection alone.
 
 Decides what is refused (RFC 9110 and 9112), which id the request has, and which headers engines may see. Knows no
 path of ours. The parser has checked names and values: CR, LF and NUL are in none of them.
@@ -35,8 +35,8 @@ ADDRESS_HEADERS: Final = frozenset(
         b"x-real-ip",
     )
 )
-"""Those in which proxies tell a client's address. No client takes them away by naming them in ``Connection``, and none
-goes to an engine."""
+"""Headers in which proxies tell a client's address. A client cannot remove one by naming it in ``Connection``. Engines
+get none of them."""
 _KEPT_OPTIONS: Final = frozenset((b"keep-alive", b"close", b"", *ADDRESS_HEADERS))
 _LOOKED_INTO: Final = frozenset((b"expect", ID_HEADER))
 
@@ -49,18 +49,18 @@ class RequestHead(msgspec.Struct, frozen=True):
 
     headers: Headers
     fields: dict[bytes, bytes]
-    """The same by name, of equal ones the last."""
+    """The same headers by name; of equal names the last one."""
     content_length: int
     expects_continue: bool
     request_id: bytes
-    """The client's, one of visible characters; empty where it gave none that can be used."""
+    """The client's id, of visible characters; empty where it gave none that can be used."""
 
 
 def read_head(version: str, headers: Headers) -> RequestHead:
     """The head, checked. ``version``: as ``1.1``.
 
     Raises:
-        RefusedRequest: HTTP forbids to serve it.
+        RefusedRequest: It has two Host headers, none (except in HTTP/1.0), or an Expect other than ``100-continue``.
     """
     fields = dict(headers)
     is_plain = len(fields) == len(headers) and fields.get(b"connection", b"") in _KEPT_OPTIONS
@@ -81,13 +81,13 @@ def read_head(version: str, headers: Headers) -> RequestHead:
 
 
 def request_id_in(headers: Headers) -> bytes:
-    """The client's id, one of visible characters; empty where it gave none that can be used."""
+    """The client's id, of visible characters; empty where it gave none that can be used."""
     given = dict(headers).get(ID_HEADER)
     return b"" if given is None else _id_in(given, headers)
 
 
 def path_of(target: bytes) -> bytes:
-    """The path that a request target names, in origin form or absolute form, without escapes it does not need.
+    """The path that a request target names, in origin form or absolute form, its escapes decoded.
 
     Example: ``http://a/v1/%63ompletions?x#y`` → ``/v1/completions``.
     """
@@ -106,13 +106,13 @@ def origin_form(target: bytes) -> bytes:
 
 
 def hop_options(headers: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
-    """The names in ``Connection`` beside the life of the connection itself: headers for one hop."""
+    """The headers for one hop: those that ``Connection`` names, without ``_KEPT_OPTIONS``."""
     values = (value for name, value in headers if name == b"connection")
     return {option.strip().lower() for value in values for option in value.split(b",")} - _KEPT_OPTIONS
 
 
 def without_hop(headers: Headers) -> Headers:
-    """The headers without those that ``Connection`` names (RFC 9110, 7.6.1)."""
+    """The headers without ``hop_options`` (RFC 9110, 7.6.1)."""
     named = hop_options(headers)
     return [header for header in headers if header[0] not in named] if named else headers
 

@@ -7,9 +7,9 @@ what is different in Anthropic's.
     decode    {"prompt": "...", "n": 1, ... ,"kv_transfer_params":{...}}
     prefill   {"prompt": "...", "n": 1, ... ,"stream":false,"max_tokens":1,...,"kv_transfer_params":{...}}
 
-The body is never built: a scan finds the keys below and skips all else, and what an engine gets is the client's own
-bytes with our keys before the last brace. vLLM reads bodies with Python's ``json``, where the last of equal keys wins,
-in whatever spelling: so ours do. msgspec, which scans, takes nothing that ``json`` would read otherwise.
+No objects are built of the body. A scan finds the keys below and skips all else. An engine gets the client's own bytes
+with our keys before the last brace. Our keys win: vLLM reads bodies with Python's ``json``, which takes the last of
+equal keys, however each is escaped. msgspec does the scan, and takes nothing that ``json`` would read otherwise.
 Answers are never rewritten: they go back as they are.
 """
 
@@ -36,11 +36,11 @@ _MAX_DIGITS: Final = 18
 
 
 class BadBody(ProtocolError):
-    """The client's body cannot be a request. The message says why, in the client's words."""
+    """The client's body cannot be a request. The message tells the client why."""
 
 
 class Extra(msgspec.Struct, gc=False):
-    """The keys that ``vllm_xargs`` must not hold: vLLM puts it where the engine looks for transfer parameters."""
+    """The keys that ``vllm_xargs`` must not hold: vLLM puts its keys where the engine looks for transfer parameters."""
 
     kv_transfer_params: msgspec.Raw = ABSENT
     ec_transfer_params: msgspec.Raw = ABSENT
@@ -66,7 +66,7 @@ class Said(msgspec.Struct):
     kv_transfer_params: msgspec.Raw = ABSENT
     ec_transfer_params: msgspec.Raw = ABSENT
     vllm_xargs: Extra | None = None
-    """Of a type, so that no second scan is needed. vLLM takes an object or null."""
+    """Has a type, so that it needs no second scan. vLLM takes an object or null."""
     messages: msgspec.Raw = ABSENT
     model: msgspec.Raw = ABSENT
     session_id: msgspec.Raw = ABSENT
@@ -83,9 +83,9 @@ PREFILLED_APART: Final[dict[str, tuple[bytes, ...]]] = {
     "prompt_logprobs": (),
     "prompt_embeds": (),
 }
-"""The values of each key that makes several sequences, or asks for facts of the prompt, in a request whose prompt a
-prefill engine computes; or null, or nothing. vLLM takes much else for the same number (``2.0``, ``"2"``, ``true``),
-so whatever is not listed counts as the worst: decode computes the prompt itself, and the answer is right."""
+"""Keys that can ask for several sequences, or for facts of the prompt. A prefill engine computes the prompt only if
+each of them is absent, null, or one of the values here. vLLM takes other spellings for the same number (``2.0``,
+``"2"``, ``true``). For any value that is not listed decode computes the prompt itself, so the answer is right."""
 
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1,"min_tokens":1,"n":1'
 _NEUTRAL: Final[dict[str, bytes]] = {
@@ -100,7 +100,7 @@ _NEUTRAL: Final[dict[str, bytes]] = {
     "max_completion_tokens": b'"max_completion_tokens":1',
     "ec_transfer_params": b'"ec_transfer_params":null',
 }
-"""The values for prefill in place of the client's, if it gave any: no client sees the one token."""
+"""Prefill gets these in place of the keys that the client gave: no client sees prefill's one token."""
 
 
 class ClientBody(msgspec.Struct, frozen=True):
@@ -143,7 +143,7 @@ class ClientBody(msgspec.Struct, frozen=True):
 
     @property
     def prompt(self) -> msgspec.Raw:
-        """As ``messages``."""
+        """As the client wrote it; empty where it wrote none."""
         return self._said.prompt
 
     @property
@@ -153,21 +153,21 @@ class ClientBody(msgspec.Struct, frozen=True):
 
     @property
     def model_text(self) -> bytes:
-        """The same, the JSON text."""
+        """The model's name as JSON text; empty where the client gave none."""
         return _text(self._said.model)
 
     @property
     def session_id(self) -> bytes:
-        """vLLM's own field, the JSON text; empty where it names none."""
+        """vLLM's own field as JSON text; empty where the client gave none."""
         return _text(self._said.session_id)
 
     @property
     def prompt_cache_key(self) -> bytes:
-        """OpenAI's field, likewise."""
+        """OpenAI's field as JSON text; empty where the client gave none."""
         return _text(self._said.prompt_cache_key)
 
     def for_decode(self, params: DecodeParams | bytes | None) -> Parts:
-        """Decode's body: all that the client sent, byte for byte. None: no transfer, decode prefills by itself."""
+        """Decode's body: all that the client sent, byte for byte, then our keys. None: decode prefills by itself."""
         ours = []
         if self._said.ec_transfer_params is not ABSENT:
             ours.append(b'"ec_transfer_params":null')
@@ -182,7 +182,8 @@ class ClientBody(msgspec.Struct, frozen=True):
         return self._followed_by([*self._one_token(), _written(reservation)])
 
     def forgotten(self) -> ClientBody:
-        """The part that is still needed when no engine is sent the body any more: how its answer comes."""
+        """The facts that are still needed when no engine will be sent the body: its length in tokens, and whether the
+        answer is streamed."""
         said = Said(stream=self._said.stream.copy())  # A copy, for it shows a part of the whole.
         return ClientBody(b"", 0, 0, said, self.estimated_prompt_tokens)
 
@@ -204,7 +205,7 @@ class ClientBody(msgspec.Struct, frozen=True):
 
 
 def parse_body(raw: Bytes) -> ClientBody:
-    """The client's request body, which does not change from now on. Takes 1 ms per MiB of text, up to 5 of many values.
+    """The client's request body, which does not change from now on. Takes 1 ms per MiB of text, 5 of many values.
 
     Raises:
         BadBody: It is not a JSON object, or says what only the router may say.
@@ -215,7 +216,7 @@ def parse_body(raw: Bytes) -> ClientBody:
 
 
 def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:
-    """Where the object begins, and what it says. Raises: BadBody: as ``parse_body``."""
+    """The index at which the object begins, and its keys. Raises: BadBody: as ``parse_body``."""
     begin = len(_BOM) if raw.startswith(_BOM) else 0
     said = _scan(memoryview(raw)[begin:] if begin else raw, decoder)
     if said.vllm_xargs is not None:
@@ -249,10 +250,10 @@ def _is_neutral(value: msgspec.Raw, neutral: tuple[bytes, ...]) -> bool:
 
 
 def _is_one_prompt(prompt: msgspec.Raw) -> bool:
-    """One text, one list of token ids, or a list with one of them in it. A prompt of no kind is decode's to refuse.
+    """Whether it is one text, one list of token ids, or a list that holds one of these.
 
-    Many values are not scanned a second time: a list of lists has one if its first ``]`` is the last but one, and a
-    list of anything but texts, numbers and lists is no prompt of vLLM's.
+    Many values are not scanned a second time: a list of lists holds one list if the outer ``]`` follows the first
+    ``]``. False for anything else than texts, numbers and lists: that is no prompt, and decode refuses it.
     """
     if prompt is ABSENT or _ONE_PROMPT.match(prompt):
         return True
@@ -313,5 +314,5 @@ _NESTED: Final = re.compile(rb"\[\s{0,99}+\[")
 _TEXTS: Final = re.compile(rb'\[\s{0,99}+"')
 _LIST_END: Final = re.compile(rb"\]")
 _ENDS: Final = re.compile(rb"\s{0,99}+\]")
-"""8 MiB of blanks cost each of them 20 ms, and 120 where it gives each blank back; a prompt with more than 99 blanks in
-such a place is decode's to prefill."""
+"""Without the limit of 99, 8 MiB of blanks cost each of these patterns 20 ms, and 120 if it also gives each blank back.
+Decode prefills a prompt that has more blanks in such a place."""

@@ -1,7 +1,7 @@
 """The newest entries that fit into so many bytes: what a router remembers of requests, encoded.
 
-Entries are bytes: their size is known, and Python's collector of garbage does not look at them. To find one, each is
-searched for a name; that takes 0.1 us an entry, and is done when somebody asks.
+Entries are bytes: their size is known, and Python's garbage collector does not look at them. A search goes through all
+of them, 0.1 us for each, and is made only when a user asks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Ring:
         self._entries: deque[bytes] = deque()
         self._max_bytes = max_bytes
         self.num_bytes = 0
-        """Of all entries, with what they take beside their own; at most ``max_bytes``."""
+        """Bytes of all entries, and ``ENTRY_BYTES`` more for each; at most ``max_bytes``."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, entry: bytes) -> None:
-        """The newest entry. The oldest ones go, if need be; one that is too large for the whole ring is not taken."""
+        """Add the newest entry. The oldest ones make room for it. One that is larger than the ring is not added."""
         num_bytes = len(entry) + ENTRY_BYTES
         if num_bytes > self._max_bytes:
             return
@@ -39,7 +39,7 @@ class Ring:
             self.num_bytes -= len(self._entries.popleft()) + ENTRY_BYTES
 
     def holding(self, part: bytes) -> Iterator[bytes]:
-        """The entries that have ``part`` in them, the newest one first. Not to be changed meanwhile."""
+        """The entries that have ``part`` in them, the newest one first. Add none meanwhile."""
         return (entry for entry in reversed(self._entries) if part in entry)
 
     @property

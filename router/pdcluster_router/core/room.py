@@ -5,9 +5,9 @@
     small ones, heads ------------>|            |
     what engines bring ------------------------>|
 
-A connection that finds no room is told to come back: waiting for room with half a body in hand could last until all
-of them run out of time. Few clients with large bodies leave room for prompts, and no client takes the engines' own.
-Where clients show one of several keys, no key's slow uploads or queued prompts take it all from the others.
+A client that finds no room is told to come back. If clients waited for room, each with half a body here, all of them
+could run out of time. Large bodies leave room for small ones, and all clients leave room for what engines bring. Where
+there are several keys, the slow uploads or queued prompts of one key leave room for the others.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ SMALL_BYTES: Final = 256 << 10
 """A body up to here is a small one: some 64,000 tokens of text."""
 
 TIMES_FREE: Final = 2
-"""No holder has more than so many times what is free. 2: one alone gets two thirds of a share, and two that want all
-of it leave a fifth, so the next one finds room, without a part that stays empty for each key. Buffers of switches are
-shared so (dynamic thresholds: Choudhury and Hahne, 1998)."""
+"""No holder has more than so many times the bytes that are free. With 2, one holder alone gets two thirds of its limit.
+Two that want all of it leave a fifth, so a third one finds room; no part stays empty for each key. Switches share their
+buffers so (dynamic thresholds: Choudhury and Hahne, 1998)."""
 
 
 MAX_FREE_BYTES: Final = 16 << 10
@@ -29,7 +29,7 @@ MAX_FREE_BYTES: Final = 16 << 10
 
 
 class RoomLimit(IntEnum):
-    """Eighths of the room that may be in use afterwards, by who asks. A number: an Enum's ``value`` is two calls."""
+    """Eighths of the room that may be in use afterwards, by who asks. A number: an Enum's ``value`` costs two calls."""
 
     CLIENTS_LARGE = 6
     CLIENTS = 7
@@ -45,10 +45,10 @@ class Room:
         self.max_bytes = max_bytes
         self.used_bytes = 0
         self._held_bytes: dict[str, int] = {}
-        """Of each holder that holds any."""
+        """Bytes by holder, of each that holds any."""
 
     def take(self, num_bytes: int, share: RoomLimit, holder: str = "") -> bool:
-        """Whether there was room; if so it is taken until ``give_back``. ``holder``: the key; empty: all are alike."""
+        """Whether there was room; if so it is taken until ``give_back``. ``holder``: the key; empty: not bounded."""
         free_eighths = self.max_bytes * share - (self.used_bytes + num_bytes) * 8
         if free_eighths < 0:
             return False
@@ -69,9 +69,9 @@ class Room:
 
 
 class Heads:
-    """The part of the room that a connection's heads take: half ones, and those of pages. A hot request counts its own.
+    """The room that a connection's heads take: heads that are not whole yet, and heads of pages.
 
-    Owned by its connection. ``close`` gives all of it back.
+    A hot request takes room for its own head. Owned by its connection. ``close`` gives all of it back.
     """
 
     __slots__ = ("_num_page_bytes", "_room", "_share", "num_half_bytes")
@@ -81,7 +81,7 @@ class Heads:
         self._room = room
         self._share = share
         self.num_half_bytes = 0
-        """Of a head that did not come at once."""
+        """Bytes taken for a head that did not come at once."""
         self._num_page_bytes = 0
 
     def hold_half(self, num_bytes: int) -> bool:

@@ -1,6 +1,6 @@
 """Words from elsewhere, made fit for a log line or a client: no address, no token, one short line.
 
-Reasons come from engines, from the operating system and, refused, from callers without the secret.
+Reasons come from engines, from the operating system and, in calls that are refused, from callers without the secret.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ def scrub(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """``?`` stands for what some readers take for a line's end, or a terminal for a command."""
+    """``text`` with ``?`` for each character that is not printable, such as line ends and a terminal's commands."""
     return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)

@@ -2,9 +2,9 @@
 
 vLLM sends ``200`` and the headers of a stream before it knows whether the request will work, and an error then
 comes as ``data: {"error": ...}``. Until the first event is whole nothing has gone to the client, so such an
-error can still become a proper HTTP status. Later events are relayed unread, but for two things: when its engine
-core dies vLLM writes an error event, and when it is told to stop it gives its requests up; either way it then ends
-the stream as if all was well, ``[DONE]`` and all.
+error can still become a proper HTTP status. Later events are only searched for two marks. vLLM writes an error event
+when its engine core dies, and gives its requests up when it is told to stop. In both cases it then ends the stream as
+if all was well, with ``[DONE]``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _LATE_ERROR: Final = b'\ndata: {"error"'
 would be escaped, so no text that a model makes looks like this."""
 
 _GIVEN_UP: Final = b'"finish_reason":"abort"'
-"""vLLM 0.32's word (``v1/engine`` ``FinishReason.ABORT``) on a request that it ends without its client's wish, as at
-its own end: status 200, and as much of the answer as there was. No text looks like this either."""
+"""How vLLM 0.32 (``v1/engine`` ``FinishReason.ABORT``) marks a request that it ends though its client wants more, as
+when vLLM stops: the answer has status 200 and the text so far. No text that a model makes looks like this either."""
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
-"""By what an answer says: what the client is told of an engine that did not finish it."""
+"""Bytes of an answer that its engine did not finish, and the reason that the client is told."""
 
 _BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
@@ -83,7 +83,7 @@ def given_up_in(answer: bytes | bytearray, marks: Mapping[bytes, str] = GAVE_UP)
 
 
 def _first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[int, str]:
-    """Where the first of ``marks`` begins, and what it says; -1 and nothing where there is none."""
+    """The index of the first of ``marks``, and the reason that it stands for; -1 and an empty one: there is none."""
     first, said = -1, ""
     for mark, why in marks.items():  # Not ``min`` of a generator: each chunk of a stream comes here.
         at = answer.find(mark)
@@ -144,7 +144,7 @@ class ErrorWatch:
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:
-        """The message of the error event, once it is whole."""
+        """Why the engine broke off: it gave the request up, or its whole error event says so. None: it has not."""
         if self._given_up:
             return self._given_up
         if self._event is None or first_event_end(self._event) < 0:
@@ -162,5 +162,5 @@ def error_event(error: ApiError) -> bytes:
 
 
 def refusal_event(body: bytes) -> bytes:
-    """One event that tells an engine's error body as it is, be it of several lines."""
+    """One event that tells an engine's error body as it is, also one of several lines."""
     return b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n"

@@ -17,7 +17,7 @@ _FIRST_VERSION: Final = b"00"
 _NO_VERSION: Final = b"ff"
 _NO_TRACE: Final = b"0" * 32
 _NUM_OF_FIRST: Final = 55
-"""Bytes of one of the first version; what later ones add stands behind them."""
+"""Bytes of a ``traceparent`` of the first version. Later versions add theirs behind these."""
 _NO_PARENT: Final = b"0" * 16
 
 
@@ -40,7 +40,7 @@ def trace_id_in(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, b
 
 
 def remains_of(head: RequestHead) -> RequestHead:
-    """The head of a request that is refused, for its trace alone: the rest of its memory is free."""
+    """A head with the trace header alone, for a request that is refused: the rest of its memory is freed."""
     is_traced = bool(trace_id_in(head.headers, head.fields))
     headers = [(TRACE_HEADER, head.fields[TRACE_HEADER][:_NUM_OF_FIRST])] if is_traced else []
     return RequestHead(headers, dict(headers), 0, expects_continue=False, request_id=b"")

@@ -5,7 +5,7 @@ A proof needs all of these, from one request that was sent once and may not be r
     decode asked this router for prompt tokens        else decode had them, or computes them itself
     prefill ended well, and the answer is whole       else it failed, and says why
     decode's receipt names all tokens it asked for    else they were not pushed, whatever the answer looks like
-    it says that their content was compared           else heads, tokens or blocks may have changed places
+    the receipt says that their content was compared  else heads, tokens or blocks may have changed places
 
 A prompt is random words: no prefix cache can have it. The router does not know the model's vocabulary, so a word may be
 one token or one for each letter. Decode's reservation says how many tokens it was, and how large a KV block is.
@@ -21,19 +21,19 @@ from typing import Final
 from pdcluster_protocol.params import Receipt
 
 FIRST_WORDS: Final = 300
-"""At least so many tokens, and at most four times as many: a block of 256 is full, a context of 2,048 is not."""
+"""So many words are 300 to 1,200 tokens: more than a block of 256, less than a context of 2,048."""
 LEAST_WORDS: Final = 12
 """Shorter prompts are not tried: a model that takes none of these is of no use."""
 MAX_WORDS: Final = 16384
 _SHRINK: Final = 5
 _WORD_LETTERS: Final = 3
 _LETTERS: Final = "abcdefghijklmnop"
-"""16 of them, so that a random byte is two letters without a bias."""
+"""16 letters, so that each random byte gives two of them without a bias."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The tokens that decode's reservation asked for. ``block_tokens``: of the KV group with the largest blocks."""
+    """Facts of decode's reservation. ``num_tokens``: those asked for. ``block_tokens``: of its largest blocks."""
 
     num_prompt_tokens: int
     num_tokens: int
@@ -46,7 +46,7 @@ class Trial:
 
     num_words: int
     status: int
-    """Of decode's answer, or of ours when there was none."""
+    """The status of decode's answer, or of ours when there was none."""
     error: str
     """The error in that answer; empty when it is no error and whole."""
     asked: Asked | None
@@ -67,7 +67,7 @@ class Trial:
 
 
 def problem_of(trial: Trial) -> str:
-    """Why this proves nothing; empty when KV was pushed."""
+    """Why this trial proves nothing; empty: it proves that KV was pushed."""
     if trial.error:
         return trial.error if trial.asked else f"{trial.error}; decode had sent this router no reservation. {_NO_CALL}"
     if trial.asked is None:
@@ -97,7 +97,7 @@ def next_num_words(trial: Trial) -> int | None:
 
 
 def num_random_bytes(num_words: int) -> int:
-    """How many ``prompt_of`` needs."""
+    """The number of random bytes that ``prompt_of`` needs."""
     return num_words * _WORD_LETTERS // 2 + 1
 
 

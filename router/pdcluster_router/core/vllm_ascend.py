@@ -6,12 +6,12 @@ scheduler of vLLM 0.23. These facts follow from them:
 - Decode does not read the metaserver's answer, and has no timeout. So the router ends a request whose prefill has
   failed: it closes the connection to decode.
 - Decode counts which prefill ranks have said "done", by address, and not which attempt they belong to. Ranks of two
-  attempts together can look complete. So a reservation is used once, unless the order surely reached no engine;
-  else the whole request is sent again, under a new id.
-- The blocks of a request that was ended while it waited come back only when prefill says "done", and an aborted prefill
-  never does. So an order is not aborted; it may run to its end, within a limit.
-- A decode engine with ``recompute_scheduler_enable`` gives a request back instead of preempting it. Its text so far,
-  put behind the prompt and tokenized again, is not the same prompt. So that is an error.
+  attempts together can look complete. So a reservation is used again only if the call to prefill surely reached no
+  engine. Otherwise the whole request is sent again, under a new id.
+- Decode frees the blocks of a request that ended while it waited only when prefill says "done". An aborted prefill
+  never says so. So a call to prefill is not aborted; it may run to its end, within a limit.
+- A decode engine with ``recompute_scheduler_enable`` gives a request back instead of preempting it. It cannot be
+  continued exactly: prompt and text so far, tokenized again, may be other tokens. So the router answers an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from pdcluster_router.core.rewrite import Bytes
 from pdcluster_router.core.sse import GAVE_UP
 
 RECOMPUTED: Final = b'"stop_reason":"recomputed"'
-"""vLLM writes JSON without spaces. A client's stop word ``recomputed`` reads the same, and is answered as this is."""
+"""vLLM writes JSON without spaces. An answer that ended at a client's stop word ``recomputed`` looks the same, and
+fails too."""
 _GAVE_BACK: Final = (
     'it ran out of KV blocks and gave the request back (stop_reason "recomputed"), which cannot be continued exactly: '
     "start decode engines without recompute_scheduler_enable, or with more KV memory"
@@ -62,7 +63,7 @@ class VllmAscendDialect:
         return b""
 
     def transfer_line(self, transfer_id: TransferId) -> bytes:
-        """The engines' id of the request is all that pairs, so it is not one that a client could choose."""
+        """The router makes this id: it alone tells the engines which of their requests belong together."""
         return b"x-request-id: %b\r\n" % transfer_id.encode()
 
     def retries(self, wanted: Retries) -> Retries:
@@ -78,11 +79,11 @@ class VllmAscendDialect:
 
     def call_in(
         self,
-        seal: bytes,  # noqa: ARG002  # they make none
+        seal: bytes,  # noqa: ARG002  # these engines make none
         body: Bytes,
         known: Container[TransferId],
     ) -> LayerwiseCall | None:
-        """The caller shows no secret. It only knows an id that was told to the engines alone."""
+        """The caller shows no secret. It shows a transfer id that only the engines were told."""
         try:
             transfer_id = transfer_id_of(request_id_in(body))
         except ProtocolError as error:
@@ -104,7 +105,7 @@ class VllmAscendDialect:
         )
 
     def spoils(self, event: Event, blame: Blame) -> bool:
-        """``PERHAPS``: an engine had the order, and may have pushed a part of it. So may one that is too slow."""
+        """``PERHAPS``: an engine had the call, and may have pushed a part. So may an engine that is too slow."""
         return event is Event.PREFILL_TIMED_OUT or blame is Blame.PERHAPS
 
 

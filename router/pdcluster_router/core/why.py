@@ -49,7 +49,7 @@ def failures_of(request: KeptRequest) -> list[Moment]:
 
 
 def _decisive(request: KeptRequest, failures: list[Moment]) -> Moment | None:
-    """The failure that the client's error is about. With none of that name it is the last one with a cause."""
+    """The last failure that the client's error names. If there is none: the last that does not follow from others."""
     named = [moment for moment in failures if moment.what == request.error]
     found = named or [moment for moment in failures if moment.what not in _FOLLOWING] or failures
     return found[-1] if found else None
@@ -77,7 +77,7 @@ def _made_good(failure: Moment) -> Words:
 
 
 def _so_far(request: KeptRequest) -> Words:
-    """Of a request that has not ended: what it waits for."""
+    """The thing that a request waits for which has not ended."""
     if not request.moments:
         return _QUEUED
     last = request.moments[-1]
@@ -114,7 +114,7 @@ _WAITS: Final = {
     ),
     "reservation_lost": Words("decode has hung up on its reservation; its answer is waited for", _LOOK_AT_DECODE),
 }
-"""By the last moment."""
+"""By the name of the request's last moment."""
 
 _PREFILL: Final = "Read that prefill engine's log by the transfer id. If many requests name this engine, take it out."
 _OVERLOAD: Final = "Too many requests for these prefill engines: add some, or limit the clients. The client may retry."

@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 BACKOFF: Final = Backoff(first_s=1.0, most_s=30.0)
 """Between two lists. A Retry-After of the API server counts up to the same 30 s."""
 GRACE_S: Final = 5.0
-"""A watch that should have ended so long ago is taken for dead."""
+"""Seconds after a watch should have ended at which it is taken for dead."""
 MIN_WATCH_S: Final = 0.5
-"""A watch that ends sooner is a failure, also with news: asking again at once would be a storm."""
+"""A watch that ends sooner is a failure, even if it brought news: to ask again at once would be a storm."""
 GOOD_WATCH_S: Final = 10.0
-"""A watch that lived so long was no failure from the start: its end is the first failure in a row."""
+"""A failure after a watch that lived longer is counted as the first in a row."""
 
 Tell = Callable[[tuple[Member, ...]], None]
 
@@ -48,14 +48,14 @@ _CURES: Final = {
     403: "give our service account list and watch on endpointslices (discovery.k8s.io) in this namespace:",
     404: "is this a Kubernetes API server with discovery.k8s.io/v1?",
 }
-"""By status; the reason's first words, because the rest of it may be cut."""
+"""By status. The cure comes first in the reason, because the end of a reason may be cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """The slices to watch, how long one watch lasts, and how long after that its end is waited for (seconds).
 
-    ``always_https``: engines are asked so, whatever their slices say.
+    ``always_https``: every engine is asked over https, whatever its slice says.
     """
 
     namespace: str
@@ -96,7 +96,7 @@ class EngineDiscovery:
         self.is_current = False
         """Whether changes reach us; False from the start until the first watch is open."""
         self.reason = "nothing was heard of the API server yet"
-        """Why not; empty while changes reach us."""
+        """Why changes do not reach us; empty while they do."""
         self.problems: frozenset[str] = frozenset()
         """Slices that cannot be used, and why."""
         self._client = client
@@ -110,7 +110,7 @@ class EngineDiscovery:
         self._has_spoken = False
 
     async def run(self) -> None:
-        """For ever: cancel it. No error of the API server, and no bug of ours, ends it."""
+        """Runs until it is cancelled. No error of the API server, and no bug of ours, ends it."""
         while True:
             asked_s = 0.0
             try:
@@ -120,7 +120,7 @@ class EngineDiscovery:
                 self._failed(f"{_CURES.get(error.status, '')} {error}".lstrip())
             except (Unavailable, ProtocolError) as error:
                 self._failed(str(error))
-            except Exception as error:  # Logged. The top of a task: without it no engine is found any more.
+            except Exception as error:  # Logged. The top of a task, without which no engine is found any more.
                 logger.exception("discovery failed")
                 self._failed(f"a bug of ours: {error!r}")
             chance = random.random()  # noqa: S311 - spreads the load, keeps no secret
@@ -134,7 +134,7 @@ class EngineDiscovery:
             await self._watch()
 
     async def _watch(self) -> None:
-        """One watch, to the end that the API server gives it."""
+        """Follows one watch until the API server ends it in time. Raises: Unavailable: It ended at once, or broke."""
         path = self._source.watch_path(self._cache.resource_version)
         async with self._client.stream(path, limit_s=self._source.watch_timeout_s + self._source.grace_s) as lines:
             self._follows()

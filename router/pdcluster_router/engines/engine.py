@@ -47,19 +47,19 @@ class Engine:
         now: Callable[[], float],
         trust: EngineTrust | None = None,
     ) -> None:
-        """``idle_connections``: those of all engines. ``on_idle``: its last request has ended, while it gets nothing
-        new. ``on_breaker``: it is ejected, tried, or back. ``now``: monotonic seconds. ``trust``: for an engine
-        with TLS.
+        """``idle_connections``: those of all engines. ``on_idle``: called when its last request has ended while it gets
+        nothing new. ``on_breaker``: called when it is ejected, tried, or back. ``now``: monotonic seconds. ``trust``:
+        for an engine with TLS.
         """
         parts = urlsplit(member.url)
         self.name = name
-        """Its name in logs and errors: an address stays inside."""
+        """Its name in logs and errors, which never show its address."""
         self.role = member.role
         self.revision = member.revision
         self.url = member.url
         self.pod = member.pod
         self.state = EngineState.SERVING
-        """The work that it may get. Its roster's to change."""
+        """The work that it may get. Only its roster changes it."""
         self.is_healthy = False
         self.num_running = 0
         """Requests that are there now."""
@@ -81,7 +81,8 @@ class Engine:
         return self.num_running > 0
 
     def found(self, sign: Sign, *, most_s: float) -> bool:
-        """A probe has shown how it is: whether that is news. ``most_s``: seconds between two probes at most."""
+        """Takes the sign of a probe. Returns whether ``is_healthy`` has changed. ``most_s``: the longest time between
+        two probes, in seconds."""
         now = self._now()
         self.outage.saw(sign, now=now, most_s=most_s)
         was_healthy, self.is_healthy = self.is_healthy, sign is Sign.WELL
@@ -90,7 +91,7 @@ class Engine:
         return self.is_healthy != was_healthy
 
     def change(self, state: EngineState) -> None:
-        """It gets what ``state`` says. Where that is nothing new, a connection that is idle is closed."""
+        """The engine gets the work that ``state`` allows. If that is no new work, its idle connections are closed."""
         if state is EngineState.SERVING and self.state is not state:
             self.load.start_slowly(now=self._now())
         self.state = state
@@ -99,7 +100,7 @@ class Engine:
     def take(self, num_tokens: int) -> Era:
         """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended.
 
-        Returns what ``began``, ``succeeded`` and ``failed`` must be told with.
+        Returns the era, for ``began``, ``succeeded`` and ``failed``.
         """
         self.load.outstanding_tokens += num_tokens
         self.load.placed_at = now = self._now()
@@ -110,7 +111,7 @@ class Engine:
         return breaker.era
 
     def recount(self, num_tokens: int) -> None:
-        """A request that is placed here is so many tokens more than was thought, or fewer."""
+        """A request that is placed here has ``num_tokens`` more than was thought; below 0: fewer."""
         self.load.outstanding_tokens += num_tokens
 
     def give_back(self, num_tokens: int) -> None:
@@ -144,7 +145,7 @@ class Engine:
         return self.pool.send((head, *body), sink, fresh=fresh)
 
     async def probe(self, *, timeout_s: float) -> Sign:
-        """Its ``/health`` is asked, for ``timeout_s`` seconds, and beyond the limit of connections."""
+        """Asks its ``/health``, for ``timeout_s`` seconds at most. The limit of connections does not count the call."""
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._fetch_once(self._get("/health"), is_probe=True)
@@ -173,7 +174,7 @@ class Engine:
             raise Unavailable(scrub(f"{self.name}: {error}")) from error
 
     async def _fetch_once(self, request: Request, *, is_probe: bool = False, fresh: bool = False) -> Fetched:
-        """On a new connection, where an idle one was found closed."""
+        """Sends the request. If an idle connection was found closed, sends it again on a new one."""
         collector = _Collector()
         call = self.pool.send(request, collector, fresh=fresh, is_exempt=is_probe)
         try:

@@ -1,7 +1,7 @@
 """Asks the engines in the background whether they are well, so that ``/health`` itself never waits.
 
-One task asks each engine that may get work, now or later, and each one that goes but still has a request. A probe that
-finds no answer in time makes its engine unhealthy until one does.
+A task of its own asks each engine that may get work, now or later, and each that goes but still has a request. A probe
+that is not answered with 200 in time makes its engine unhealthy, until one is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Probes:
         self._settings = settings
         self._probing: dict[Engine, asyncio.Task[None]] = {}
         self._firsts: dict[Engine, asyncio.Event] = {}
-        """Of the same engines: set when the first probe is over."""
+        """One for each engine in ``_probing``: set when its first probe is over."""
 
     def follow(self) -> None:
         """Engines that came are probed from now on, those that go no longer. Call it when the pool has changed."""
@@ -50,7 +50,7 @@ class Probes:
             self._probing[engine] = self._tasks.create_task(self._watch(engine), name=f"probes: {engine.name}")
 
     async def has_asked_all(self) -> None:
-        """Each engine that is followed now has answered a probe, or let its time pass. Waits for it."""
+        """Waits until each engine that is followed has answered a probe, or let its time pass."""
         while waiting := [first for first in self._firsts.values() if not first.is_set()]:
             await waiting[0].wait()
 
@@ -60,7 +60,7 @@ class Probes:
             task.cancel()
 
     async def _watch(self, engine: Engine) -> None:
-        """For ever: one engine is probed. One task owns this."""
+        """Probes one engine until it is cancelled. One task owns this."""
         first = self._firsts[engine]
         timeout_s, interval_s = self._settings.probe_timeout_s, self._settings.probe_interval_s
         while True:

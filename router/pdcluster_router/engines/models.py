@@ -16,11 +16,11 @@ from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.engines.roster import Roster
 
 TIMEOUT_S: Final = 10.0
-"""For one engine. No request waits for it."""
+"""The time for one engine. No hot request waits for it."""
 KEPT_S: Final = 5.0
 """An adapter that was loaded is seen within this time."""
 _MAX_KEPT: Final = 16
-"""Lists of one engine, by the key that was sent with the question."""
+"""The most lists kept of one engine: one for each key that was sent with the question."""
 
 
 class Models:
@@ -51,7 +51,7 @@ class Models:
     async def _ask(self, engine: Engine, line: bytes) -> Fetched:
         lists = self._lists.setdefault(engine, _Lists())
         if known := lists.find(line, self._now()):
-            return known  # Not behind those who ask with other keys.
+            return known  # It does not wait behind questions with other keys.
         try:
             async with asyncio.timeout(TIMEOUT_S), lists.lock:
                 known = lists.find(line, self._now())
@@ -67,7 +67,7 @@ class Models:
 
 
 class _Lists:
-    """One engine's. ``lock``: its holder may ask the engine."""
+    """The lists of one engine. ``lock``: only its holder may ask the engine."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 Tiers: TypeAlias = tuple[list[Engine], ...]
 _NOBODY: Final[Tiers] = ()
 _MIN_TICK_S: Final = 0.01
-"""Timers may fire a little early: not so that the loop would spin until the time has come."""
+"""The least delay of the timer. Timers may fire a little early, and without it the loop would spin until the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Terms:
     place_decode: Callable[[RequestFacts, Sequence[Engine]], Engine | None]
     """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
     place_prefill: Callable[[RequestFacts, Sequence[Engine], str], Engine | None]
-    """Likewise the prefill engine: only those of decode's revision fit."""
+    """The prefill engine to ask next, likewise. The last argument is decode's revision: only its engines fit."""
     retries: Retries
     wants_receipt: bool = False
-    """Whether decode shall say how much it was pushed."""
+    """Whether decode shall say how many tokens were pushed to it."""
 
     @property
     def on_prefill_failure(self) -> Action:
@@ -82,15 +82,15 @@ class Roster:
         now: Callable[[], float],
         trust: EngineTrust | None = None,
     ) -> None:
-        """``on_change``: an engine has come, gone, or changed what it may get. ``on_ejected``: one of this role is left
-        alone from now on. ``now``: monotonic seconds. ``trust``: in engines with TLS."""
+        """``on_change``: called when the engines that may get work are worked out again. ``on_ejected``: called when an
+        engine of this role is ejected. ``now``: monotonic seconds. ``trust``: in engines with TLS."""
         self.engines: dict[Role, list[Engine]] = {role: [] for role in Role}
         self.members: tuple[Member, ...] = ()
         """The newest list of discovery."""
         self.policy = policy
         """Chooses among the engines that may get a request."""
         self.tallies: dict[Role, Tally] = {role: new_tally() for role in Role}
-        """Where it has sent requests at their first try on each leg."""
+        """Where the policy has sent requests at their first try on each leg."""
         self._limits = limits
         self._idle_connections = IdleConnections()
         self._on_change = on_change
@@ -104,7 +104,7 @@ class Roster:
         self._decode_tiers = _NOBODY
         self._prefill_tiers: dict[str, Tiers] = {}
         self._choosers: dict[str | None, tuple[list[Engine], Chooser[Engine]]] = {}
-        """Of each first tier: prefill's by revision, and decode's under None."""
+        """The chooser of each first tier: prefill's by revision, and decode's under None."""
         self._is_settling = False
 
     def all_engines(self) -> list[Engine]:
@@ -126,7 +126,7 @@ class Roster:
         self._on_change()
 
     def use(self, policy: Policy) -> None:
-        """This one chooses from now on."""
+        """``policy`` chooses from now on."""
         self.policy = policy
         self._choosers = {}
         self.refresh()
@@ -156,7 +156,7 @@ class Roster:
     # What an engine says.
 
     def _became_idle(self) -> None:
-        """Soon, and not within the request that has ended, it is seen whether its engine is to be removed."""
+        """Looks soon, but not within the request that has ended, whether its engine is to be removed."""
         if not self._is_settling:
             self._is_settling = True
             self._loop.call_soon(self._settle)
@@ -176,7 +176,7 @@ class Roster:
             await engine.close()
 
     def _choose_first(self, request: RequestFacts, key: str | None) -> Engine | None:
-        """Where nothing was tried yet: the policy has prepared for these engines."""
+        """The choice where no engine was tried yet, by a chooser that was made before."""
         found = self._choosers.get(key)
         return found[1](request, now=self._now(), chance=random.random) if found else None
 
@@ -185,7 +185,7 @@ class Roster:
         return self.policy(engines)(request, now=self._now(), chance=random.random) if engines else None
 
     def _chooser(self, key: str | None, engines: list[Engine]) -> tuple[list[Engine], Chooser[Engine]]:
-        """The one that there is, where its engines are the same: what it has worked out still holds."""
+        """The chooser of before if its engines are the same, for what it has worked out still holds; else a new one."""
         known = self._choosers.get(key)
         if known and known[0] == engines:
             return known

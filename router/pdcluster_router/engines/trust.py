@@ -1,7 +1,7 @@
 """The trust in engines with TLS, and the certificate that they are shown. Read anew when its files change.
 
-    --engine-ca       whom it trusts; without it: the authorities of this system
-    --engine-cert     what it shows engines that ask, with --engine-key; without: nothing
+    --engine-ca       the authorities that it trusts; without: those of this system
+    --engine-cert     the certificate for engines that ask, with --engine-key; without: none
     --engine-tls-name the one name that engines' certificates have; without: each the host of its URL
 
 Files that cannot be used are refused at the start, and change nothing later: new connections are made with the last
@@ -47,14 +47,14 @@ class EngineTrust:
         self.watch = FileWatch(paths, settings.tls_interval_s, self._read, _not_changed) if paths else None
         """None: there are no files."""
         self._context: ssl.SSLContext | None = None
-        """None: no engine with TLS was asked yet."""
+        """None: there are no files, and no engine with TLS was asked yet."""
         self.expires_at: float | None = None
         """Unix seconds until which our certificate is valid; None: there is none."""
         if paths:
             self._context, self.expires_at = engine_context(self._ca, self._pair)
 
     def door(self, name: str, host: str) -> EngineDoor:
-        """For the connections to the engine ``name`` (as logs have it) at ``host``."""
+        """The door for connections to the engine ``name`` (as logs have it) at ``host``."""
         told = _LastReason(name, self._failures)
         return EngineDoor(
             context=self._current,
@@ -71,7 +71,7 @@ class EngineTrust:
         return self._context
 
     def _read(self) -> None:
-        """All is as the files are now. Raises: ConfigError: It stays as it is."""
+        """Takes the files as they are now. Raises: ConfigError: All stays as it is."""
         self._context, self.expires_at = engine_context(self._ca, self._pair)
         logger.info("engines' tls changed expires=%s", day_of(self.expires_at) if self.expires_at else "-")
 
@@ -81,7 +81,8 @@ def _not_changed(error: ConfigError) -> None:
 
 
 class _LastReason:
-    """The reason that was told last of one engine: it is logged once until there is an agreement, and always counts."""
+    """The last reason for no agreement with one engine. It is logged once until there is an agreement or another
+    reason, and counted each time."""
 
     def __init__(self, name: str, failures: Failures) -> None:
         self._name = name
@@ -115,7 +116,8 @@ def check_engine_files(settings: Settings) -> None:
 
 
 def engine_context(ca: Path | None, pair: KeyPair | None) -> tuple[ssl.SSLContext, float | None]:
-    """A client's context that trusts these, and shows this; and until when it may, in Unix seconds.
+    """A client's context that trusts ``ca`` (None: this system's authorities) and shows ``pair``; and the end of that
+    certificate in Unix seconds.
 
     Raises:
         ConfigError: A file cannot be read, they do not belong together, or no engine would take the certificate now.

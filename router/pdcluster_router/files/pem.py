@@ -19,22 +19,22 @@ from pdcluster_router.files.reading import read_file
 
 ALPN: Final = ["http/1.1"]
 _STEPS: Final = 10
-"""Of a handshake in memory; it takes four."""
+"""The most steps of a handshake in memory; it takes four."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """The files of a certificate and its key, the flags that gave them, and those who judge it."""
+    """The files of a certificate and its key, the flags that gave them, and a word for the certificate's judges."""
 
     cert: Path
     key: Path
     cert_flag: str
     key_flag: str
     judges: str
-    """Those that are shown it: ``clients``, or ``engines``."""
+    """The peers that are shown the certificate: ``clients``, or ``engines``."""
 
     def load_into(self, context: ssl.SSLContext) -> str:
-        """``context`` shows the certificate. Its PEM.
+        """``context`` shows the certificate from now on. Returns the certificate's PEM.
 
         Raises:
             ConfigError: A file cannot be read, or they do not belong together.
@@ -46,15 +46,16 @@ class KeyPair:
             context.load_cert_chain(self.cert, self.key, password=_no_password)
         except ssl.SSLError as error:
             raise ConfigError(f"{both}: {_problem_of(error)}") from error
-        except OSError as error:  # One of them is gone since.
+        except OSError as error:  # One of the files is gone since.
             raise ConfigError(f"{both}: {error.strerror}: name files that stay") from error
         return pem
 
     def prove(self, client: ssl.SSLContext, server: ssl.SSLContext, judge: ssl.SSLContext, pem: str) -> float:
-        """The one of these contexts that is the ``judge`` trusts this very certificate, and agrees with the other.
+        """``judge`` is ``client`` or ``server``. It trusts this very certificate, and comes to an agreement with the
+        other one.
 
         Returns:
-            Until when it will, in Unix seconds.
+            The end of the certificate, in Unix seconds.
 
         Raises:
             ConfigError: It does not: a certificate of ``pem`` is not valid now, or for another use.
@@ -92,7 +93,7 @@ def certificates_in(path: Path, flag: str, cure: str) -> str:
 
 
 def trust_those_in(path: Path, flag: str, context: ssl.SSLContext) -> None:
-    """``context`` trusts each certificate in this file, be it an authority's or one that is shown itself.
+    """``context`` trusts each certificate in this file: an authority's, or one that a peer itself shows.
 
     Raises:
         ConfigError: It cannot be read, or has none.
@@ -106,7 +107,7 @@ def trust_those_in(path: Path, flag: str, context: ssl.SSLContext) -> None:
 
 
 def modern(context: ssl.SSLContext) -> ssl.SSLContext:
-    """The same one: TLS 1.2 and 1.3, HTTP/1.1 in it, and no renegotiation."""
+    """The same context, now with TLS 1.2 and 1.3 only, HTTP/1.1 in it, and no renegotiation."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(ALPN)
@@ -119,12 +120,12 @@ def words_of(error: ssl.SSLError) -> str:
 
 
 def day_of(unix_s: float) -> str:
-    """Its date, UTC."""
+    """The date of a time, UTC."""
     return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
 
 
 def _no_password() -> str:
-    """OpenSSL would ask at the terminal."""
+    """An empty password: without this function OpenSSL would ask at the terminal."""
     return ""
 
 
@@ -135,7 +136,11 @@ def _problem_of(error: ssl.SSLError) -> str:
 
 
 def _agree(client: ssl.SSLContext, server: ssl.SSLContext, judge: ssl.SSLContext) -> dict[str, object]:
-    """A whole handshake in memory; what the judge was shown. Raises: ssl.SSLError: There is no agreement."""
+    """Makes a whole handshake in memory. Returns the certificate that the judge was shown, as ``getpeercert`` does.
+
+    Raises:
+        ssl.SSLError: There is no agreement.
+    """
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
     left = list(ends)

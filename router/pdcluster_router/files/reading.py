@@ -1,4 +1,4 @@
-"""One file that may be replaced at any time: all that is read of it, and the numbers by which a change is noticed.
+"""One file that may be replaced at any time: its content, and the numbers by which a change is noticed.
 
 Kubernetes replaces a mounted Secret by another target of a link.
 """
@@ -18,7 +18,7 @@ FileState: TypeAlias = tuple[int, int, int] | None
 
 
 def read_file(path: Path, flag: str) -> bytes:
-    """All of it.
+    """The content of the file.
 
     Raises:
         ConfigError: It cannot be read, or is too large. The message names ``flag``.
@@ -34,7 +34,7 @@ def read_file(path: Path, flag: str) -> bytes:
 
 
 def state_of(path: Path) -> FileState:
-    """To be compared with that of an earlier look."""
+    """The state of the file now, to compare with that of an earlier look."""
     try:
         found = path.stat()
     except OSError:
@@ -43,5 +43,5 @@ def state_of(path: Path) -> FileState:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A pipe in the file's place has nothing in it: it is not waited for."""
+    """A pipe in the file's place counts as empty: the router does not wait for a writer."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,11 +1,11 @@
-"""Files that are read again when they change: API keys, certificates, authorities. One loop for all of them.
+"""Files that are read again when they change: API keys, certificates, authorities.
 
     GOOD --a look finds other numbers (inode, time, size), or SIGHUP--> read anew --usable--> GOOD
                                                                           +--not usable--> BAD --each look--> read anew
 
 Files that cannot be used may become usable as they are: a certificate of tomorrow, or no descriptor for a moment.
-Kubernetes replaces a mounted Secret without a word, so the files are looked at every few seconds. How they are read,
-and what is then said of it, is their owner's.
+Kubernetes replaces a mounted Secret without a word, so the files are looked at every few seconds. Their owner reads
+them, and decides what is logged.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ class FileWatch:
     def __init__(
         self, paths: Sequence[Path], interval_s: float, read: Callable[[], None], on_bad: Callable[[ConfigError], None]
     ) -> None:
-        """Make it before they are read for the first time. ``read``: reads all of them anew; it raises ConfigError, and
-        changes nothing, where they cannot be used. ``on_bad``: told of each such reason once."""
+        """Make it before the files are read for the first time. ``read``: reads all of them anew; it raises
+        ConfigError, and changes nothing, where they cannot be used. ``on_bad``: called once for each such reason."""
         self._paths = tuple(paths)
         self._interval_s = interval_s
         self._read = read
         self._on_bad = on_bad
         self._problem = ""
-        """Why they could not be used when they were read last; empty: they could."""
+        """Why the files could not be used when they were read last; empty: they could."""
         self._looked_at = self._look()
 
     def reload(self) -> None:
-        """They are read now, whether they have changed or not. A reason is told, be it the one that was told last."""
+        """Reads the files now, whether they have changed or not. The reason why they cannot be used is told anew."""
         self._problem = ""
         self._read_anew()
 
     async def run(self) -> None:
-        """For ever: they are read whenever they have changed, or could not be used. One task owns this."""
+        """Reads the files whenever they have changed, or could not be used, until cancelled. One task owns this."""
         while True:
             await asyncio.sleep(self._interval_s)
             if self._look() != self._looked_at:
@@ -60,5 +60,5 @@ class FileWatch:
             self._problem = ""
 
     def _look(self) -> tuple[FileState, ...]:
-        """Before they are read: what changes meanwhile is seen at the next look."""
+        """The state of the files. Taken before they are read, so that the next look sees a change meanwhile."""
         return tuple(map(state_of, self._paths))

@@ -3,8 +3,8 @@
     client keys?  no:  the client's Authorization and x-api-key go to the engines as they are: theirs to judge
                   yes: it ends here; engines are shown the router's own VLLM_API_KEY, or none
 
-The file of keys is read anew when it changes (``files/watch.py``). What cannot be used is told once, and changes
-nothing: the keys before it go on.
+The file of keys is read anew when it changes (``files/watch.py``). A file that cannot be used is logged once, and
+changes nothing: the keys stay.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Access:
         )
         """None: there is no file."""
         self.keys = read_keys(self._path) if self._path else None
-        """Those of now, another object when they have changed; None: clients need none."""
+        """The keys of now, another object when they have changed; None: clients need no key."""
         self.uses = KeyUses(self.keys.limits if self.keys else {})
-        """Of the keys that have limits."""
+        """The uses of the keys that have limits."""
         key = settings.engine_api_key
         self.engine_line = f"authorization: Bearer {key}\r\n".encode() if key else b""
         """A whole header line for requests that the router makes of its own; empty when engines want no key."""
 
     def admit(self, headers: Headers) -> str | ApiError:
-        """The name of the key that the client has shown, empty where none is asked for; or the error that it gets."""
+        """The name of the key that the client has shown, empty where it needs none; or the error that it gets."""
         if self.keys is None:
             return ""
         key = key_in(headers)
@@ -64,8 +64,8 @@ class Access:
         return wrong_key() if name is None else name
 
     def enter(self, client: str, num_tokens: int, now: float) -> KeyUse | ApiError | None:
-        """A request of the key ``client`` is within its limits, and over at the use's ``leave``; or the error that it
-        gets. None: it has no limits.
+        """A request of the key ``client`` begins. Returns the key's use, whose ``leave`` ends the request; the error
+        of a request that is over a limit; or None: the key has no limits.
         """
         use = self.uses.of(client)
         if use is None:
@@ -80,7 +80,7 @@ class Access:
         return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] in KEY_HEADERS])
 
     def _read(self) -> None:
-        """The keys are those of the file as it is now. Raises: ConfigError: They stay as they are."""
+        """Takes the keys of the file as it is now. Raises: ConfigError: The keys stay as they are."""
         assert self._path is not None
         self.keys = read_keys(self._path)
         self.uses.follow(self.keys.limits)
@@ -106,7 +106,7 @@ def read_keys(path: Path) -> ApiKeys:
     """The keys in this file.
 
     Raises:
-        ConfigError: It cannot be read, or what it says cannot be used.
+        ConfigError: It cannot be read, or its content cannot be used.
     """
     raw = read_file(path, _FLAG)
     try:

@@ -65,10 +65,10 @@ _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 class TwoPorts:
-    """The ASGI application of both: each connection is served by that of the port it came to."""
+    """The ASGI application of both ports: each request is served by the application of its port."""
 
     def __init__(self, client: FastAPI, internal: FastAPI, internal_port: int | None) -> None:
-        """``client``'s lifespan is that of both."""
+        """The lifespan of ``client`` serves both."""
         self._client = LoggedPages(client)
         self._internal = internal
         self._internal_port = internal_port
@@ -79,7 +79,7 @@ class TwoPorts:
 
 
 def build_app(settings: Settings, secret: Secret) -> TwoPorts:
-    """The application of both ports, bound by now. Its lifespan makes the router and hands it to the protocol."""
+    """The application of both ports, which are bound by now. Its lifespan makes the router, for the protocol too."""
     return TwoPorts(_client_app(settings, secret), _internal_app(), settings.internal_port)
 
 
@@ -248,8 +248,8 @@ async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[N
 
 
 async def _first_look(services: Services, probes: Probes) -> None:
-    """The engines are known and each was asked how it is, or ``START_S`` are over. Until then no request is taken: they
-    wait in the sockets. A Service sends requests as soon as a router that was killed listens again."""
+    """Waits until the engines are known and each was asked how it is, for ``START_S`` at most. Requests wait in the
+    sockets meanwhile: a Service sends some as soon as a router that was killed listens again."""
     with suppress(TimeoutError):
         async with asyncio.timeout(START_S):
             if services.discovery is not None:
@@ -267,7 +267,8 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 async def _has_left(_request: Request, _exc: Exception) -> Response:
-    """A client that left before the body was whole hears no answer; without this it is a page of log each time."""
+    """A client that left before its body was whole gets no answer. Without this handler each would be a long error in
+    the log."""
     return Response(status_code=400)
 
 

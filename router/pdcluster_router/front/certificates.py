@@ -1,7 +1,7 @@
-"""The certificates that a port with TLS shows to those who connect: proven, and read anew when their files change.
+"""The certificates that a port with TLS shows to its callers: proven, and read anew when their files change.
 
-Files that cannot be used are told once and change nothing (``files/pem.py`` says which). Where a port asks for clients'
-certificates, the authorities that it trusts belong to its files.
+Files that cannot be used are logged once and change nothing (``files/pem.py`` says which). Where a port asks for
+clients' certificates, the authorities that it trusts belong to its files.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Certificate:
         self._ca = ca
         self.watch = FileWatch([path for path in (cert, key, ca) if path], interval_s, self._read, _not_changed)
         self.context, self.expires_at = load_certificate(self._pair, ca)
-        """For the next client, another object when the files have changed; Unix seconds until which it is valid."""
+        """The context for the next client, another object when the files have changed; its end in Unix seconds."""
 
     def _read(self) -> None:
-        """It is that of the files as they are now. Raises: ConfigError: It stays as it is."""
+        """Takes the certificate of the files as they are now. Raises: ConfigError: The certificate stays as it is."""
         self.context, self.expires_at = load_certificate(self._pair, self._ca)
         logger.info("tls certificate changed expires=%s", day_of(self.expires_at))
 
@@ -52,14 +52,14 @@ def _not_changed(error: ConfigError) -> None:
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
-    """None: the client port is plain. Raises: ConfigError: The files cannot be used."""
+    """The client port's certificate; None: the port is plain. Raises: ConfigError: The files cannot be used."""
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     return Certificate(settings.tls_cert, settings.tls_key, settings.tls_interval_s)
 
 
 def internal_certificate_of(settings: Settings) -> Certificate | None:
-    """None: the internal port is plain. Raises: ConfigError: The files cannot be used."""
+    """The internal port's certificate; None: the port is plain. Raises: ConfigError: The files cannot be used."""
     cert, key = settings.internal_tls_cert, settings.internal_tls_key
     if cert is None or key is None:
         return None

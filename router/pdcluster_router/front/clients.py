@@ -5,7 +5,7 @@
     above that                      the guest that has been silent the longest makes room for the newest
 
 A request holds up to four descriptors: its client, decode's call to the metaserver, and a connection to each engine.
-A guest holds one. So a fifth of them is for clients, as many are for guests, and the rest is for engines.
+A guest holds one. So a fifth of the descriptors is for clients, a fifth for guests, and the rest for engines.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pdcluster_router.http.handshakes import Abortable
 DESCRIPTORS_PER_CLIENT: Final = 5
 """A request's four, and one for a guest: there may be as many."""
 OUR_DESCRIPTORS: Final = 32
-"""Of the process itself: its log, its ports, the loop's own, files that it reads. 18 are open before any request."""
+"""Descriptors of the process itself: its log, its ports, the loop's, files that it reads. 18 are open at the start."""
 MAX_BACKLOG: Final = 2048
-"""uvicorn's own."""
+"""uvicorn's default."""
 BACKLOG_SHARE: Final = 8
-"""A burst of clients that are one too many takes an eighth of the descriptors, until the loop has come to them."""
+"""A burst of too many clients takes an eighth of the descriptors at most, until the loop has come to them."""
 MAX_DEFAULT: Final = 16_384
 """As many as one engine may be given; idle ones cost 7 KiB each."""
 
@@ -36,14 +36,14 @@ class Clients:
         self._silent: dict[Abortable, None] = {}
         """Guests that have sent no request, the oldest first."""
         self._speaking: set[Abortable] = set()
-        """Guests that have."""
+        """Guests that have sent one."""
 
     @property
     def num_open(self) -> int:
         return self._num_members + len(self._silent) + len(self._speaking)
 
     def opened(self, connection: Abortable) -> bool:
-        """Whether it is served like any other; if not it is a guest. ``closed`` for each."""
+        """Whether it is served like any other; if not it is a guest. Call ``closed`` once for each."""
         if self._num_members < self.max_connections:
             self._num_members += 1
             return True
@@ -53,7 +53,7 @@ class Clients:
         return False
 
     def may_stay(self, guest: Abortable) -> bool:
-        """Whether a guest that has sent a request's head is served like any other from now on: others have left."""
+        """Whether a guest that has sent a head is served like any other from now on, because others have left."""
         self._silent.pop(guest, None)
         if self._num_members < self.max_connections:
             self._speaking.discard(guest)
@@ -78,6 +78,6 @@ def default_max_connections() -> int:
 
 
 def backlog() -> int:
-    """Connections that the kernel keeps for us. The loop takes all of them in one turn, and each is a descriptor."""
+    """The most connections that the kernel keeps for us. The loop takes all in one turn, and each is a descriptor."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(8, min(MAX_BACKLOG, soft // BACKLOG_SHARE))

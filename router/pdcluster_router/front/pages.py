@@ -44,12 +44,12 @@ class Page:
         self.client = ""
         """Name of the key that was shown."""
         self.engine: Engine | None = None
-        """The last one that was asked."""
+        """The last engine that was asked."""
         self.num_engines = 0
         self.is_engines_answer = False
-        """Whether it answered."""
+        """Whether that engine answered."""
         self.error: ApiError | None = None
-        """The router's own answer."""
+        """The router's error, if that is the answer."""
         self._now = router.services.now
         self._answer = AnswerFacts()
         self._is_over = self._has_left = False
@@ -69,7 +69,7 @@ class Page:
         self._has_left = self._has_left or (message["type"] == "http.disconnect" and not self._is_over)
 
     def named(self, message: Message) -> Message:
-        """The message that goes to the client: the first one has the id."""
+        """The message as it goes to the client: the request's id is added to the first one."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             return {**message, "headers": [*message.get("headers", ()), (ID_HEADER, self.request_id)]}
@@ -80,13 +80,13 @@ class Page:
         return message
 
     def ended(self, refusal: ApiError | None = None) -> None:
-        """``refusal``: what its client was sent in its place, for its body could not be read."""
+        """The request has ended. ``refusal``: the error that its client was sent because its body could not be read."""
         self._ended_at = self._now()
         if refusal is not None:
             self.error, self._status, self._has_left = refusal, refusal.status, False
 
     def line(self) -> AccessLine:
-        """Once it has ended."""
+        """The line of a request that has ended."""
         line = AccessLine(method=self._method, path=word_of(self._path), client=self.client)
         line.client_address = self.client_address
         line.request_id, line.trace_id = self.request_id.decode("ascii"), self.trace_id
@@ -144,12 +144,12 @@ class LoggedPages:
 
 
 def page_of(request: HTTPConnection) -> Page:
-    """Of a request that came to the client port."""
+    """The page of a request that came to the client port."""
     page: Page = getattr(request.state, _PAGE_STATE)
     return page
 
 
 def tell_error(request: HTTPConnection, error: ApiError) -> None:
-    """``error`` is the answer, on whatever port."""
+    """``error`` is the answer. Noted for the access log on the client port; nothing on the internal port."""
     if _PAGE_STATE in request.scope["state"]:
         page_of(request).error = error

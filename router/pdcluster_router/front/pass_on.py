@@ -1,8 +1,8 @@
-"""Questions that any decode engine answers by itself, without KV: passed on, and its answer back as it is.
+"""Questions that any decode engine answers by itself, without KV: passed on, and the answer goes back as it is.
 
 They need neither a pair nor a place in the queue: vLLM answers them beside its engine's core (vLLM 0.32
-``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). Asked again of another engine where one does not answer:
-a question changes nothing.
+``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). If an engine does not answer, another one is asked: a
+question changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUESTIONS: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 VERSION: Final = "/version"
 """A GET."""
 TIMEOUT_S: Final = 30.0
-"""For one engine. The text of a whole 8 MiB takes a tokenizer some seconds."""
+"""The time for one engine. A text of 8 MiB takes a tokenizer some seconds."""
 
 
 async def pass_on(router: Router, request: Request) -> Fetched:

@@ -41,7 +41,7 @@ def answer_about(router: Router, name: str) -> bytes:
 
 
 def _found(router: Router, name: str) -> list[KeptRequest]:
-    """Those that run first, then the newest."""
+    """Requests in the queue first, then those that run, then those that have ended."""
     services = router.services
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
     running = (one.record.row() for one in services.running if name in one.record.names)

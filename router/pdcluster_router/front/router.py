@@ -99,16 +99,16 @@ class Router:
         self.internal_certificate = internal_certificate_of(settings)
         """None: the internal port is plain."""
         self.watches = _watches_of(self.access, self.certificate, self.internal_certificate, self.services.trust)
-        """Of the files that are read anew when they change."""
+        """The watches of files that are read anew when they change."""
         self.verifier = Verifier(self.services, self.access.engine_line)
         self.models = Models(self.services.roster, self.services.now)
         self.room = Room(settings.max_buffered_bytes)
-        """For requests whose answer has not begun."""
+        """For the bytes of requests whose answer has not begun."""
         self.clients = Clients(settings.max_connections or default_max_connections())
         self.leavers = Leavers(asyncio.get_running_loop())
         self.keep_alives = KeepAlives(settings.keep_alive_s, self.services.now, self.services.call_later)
         self.access_log = _access_log_of(settings, self.services)
-        """None: there is none."""
+        """None: this router writes none."""
         self.services.metrics.watch_keys(self.access.uses)
         shown = (self.certificate, self.internal_certificate, self.services.trust)
         if any(expiries_of(shown)):
@@ -146,7 +146,7 @@ class Router:
     def paths_and_cycles(
         self, client: tuple[str, int] | None, *, is_internal: bool
     ) -> tuple[frozenset[bytes], Callable[..., HotCycle]]:
-        """The hot paths of this port, and the kind of a request there: called with what ``HotCycle`` is.
+        """The hot paths of this port, and the maker of its cycles, which takes the arguments of ``HotCycle``.
 
         ``client``: the other end of the connection; None: it is not known.
         """
@@ -159,7 +159,7 @@ class Router:
     def refused_cycle(
         self, new_cycle: Callable[..., HotCycle], connection: ClientConnection, path: bytes, headers: Headers
     ) -> HotCycle:
-        """Of a request whose head is refused: it has the id that its client gave it, and is remembered as others are.
+        """The cycle of a request whose head is refused. With an id that its client gave, it is kept as others are.
 
         ``headers``: those that were read.
         """
@@ -171,7 +171,7 @@ class Router:
         return cycle
 
     def admit(self, cycle: HotCycle) -> ApiError | None:
-        """The error for a hot request as soon as its head is there; None: its body is read."""
+        """The error for a hot request, as soon as its head is there; None: its body may be read."""
         if cycle.is_for_engines:
             return None
         cycle.on_refused = self._on_refused
@@ -196,7 +196,7 @@ class Router:
         self.gate.drain()
 
     async def wait_until_idle(self, timeout_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """No request runs. Those that still do after ``timeout_s`` seconds, or once it is urgent, get an error."""
+        """Waits until no request runs. After ``timeout_s`` seconds, or once it is urgent, those left get an error."""
         deadline = self.services.now() + timeout_s
         while self.services.running and self.services.now() < deadline and not is_urgent():
             await asyncio.sleep(0.05)
@@ -231,7 +231,7 @@ class Router:
         self.gate.enter(cycle, request)
 
     def _limit(self, cycle: HotCycle, request: ClientRequest, error: ApiError) -> None:
-        """Its key has asked for too much: no engine hears of it."""
+        """Refuses a request whose key has asked for too much: no engine gets it."""
         self.services.metrics.ended(Outcome.LIMITED)
         cycle.teller = Told(outcome=Outcome.LIMITED, failures=(), left_queue_at=request.received_at)
         keep_limited(self.services, request, error)
@@ -316,7 +316,7 @@ def _watches_of(*owners: Access | Certificate | EngineTrust | None) -> list[File
 
 
 def expiries_of(owners: Iterable[Certificate | EngineTrust | None]) -> list[float]:
-    """Unix seconds until which each certificate is valid that this router shows."""
+    """The end of each certificate that this router shows, in Unix seconds."""
     return [owner.expires_at for owner in owners if owner is not None and owner.expires_at is not None]
 
 

@@ -44,7 +44,7 @@ from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.trace import TraceFile
 
 NewProtocol: TypeAlias = Callable[[Preface | None], asyncio.Protocol]
-"""Makes the protocol of a connection of which a proxy has said this, where it is asked to."""
+"""Makes the protocol of one connection from its PROXY header; None: no header is asked for."""
 
 _CLOSE_TIMEOUT_S = 2
 
@@ -72,12 +72,13 @@ class RouterServer(uvicorn.Server):
         await self.startup(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """The first signal drains, another one does not wait. Not raised again, as uvicorn would: we end with 0."""
+        """The first signal drains, another one ends the wait. uvicorn would raise it again; we end with 0."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, of which ours are the two of ``listen``. It knows one kind of connection for all sockets."""
+        """As uvicorn's, for the two sockets of ``listen``. uvicorn has one kind of connection for all sockets, so we
+        serve those with TLS or PROXY headers ourselves."""
         settings = self._settings
         is_prefaced = settings.proxy_protocol is ProxyProtocol.REQUIRED
         are_ours = (is_prefaced or settings.tls_cert is not None, settings.internal_tls_cert is not None)
@@ -100,7 +101,7 @@ class RouterServer(uvicorn.Server):
         return partial(new, None)
 
     def _internal_protocol(self, router: Router) -> Callable[[], asyncio.Protocol]:
-        """The same of the internal port with TLS."""
+        """Makes the outermost protocol of a connection to the internal port, which has TLS."""
         certificate = router.internal_certificate
         assert certificate is not None
         return partial(self._over_tls(router, certificate, _Uncounted()), None)
@@ -147,7 +148,7 @@ class RouterServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's signals, and SIGHUP, which reads keys and certificates anew. Without either it ends the process."""
+        """uvicorn's signals, and SIGHUP, which reads keys and certificates anew, or ends a process without any."""
         if not _reads_files(self._settings):
             with super().capture_signals():
                 yield
@@ -174,7 +175,7 @@ class RouterServer(uvicorn.Server):
 
 
 class _Uncounted:
-    """Connections to the internal port, which is no client's."""
+    """Counts nothing: connections to the internal port are no clients'."""
 
     def opened(self, connection: object) -> bool:  # noqa: ARG002  # as ``Clients``
         return True
@@ -230,7 +231,7 @@ def run(settings: Settings, secret: Secret) -> None:
     internal_certificate_of(settings)
     check_engine_files(settings)
     if _reads_files(settings):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: they are read after this anyway.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: the files are read later.
     _raise_open_file_limit()
     sockets, settings = listen(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -242,7 +243,7 @@ def run(settings: Settings, secret: Secret) -> None:
         print(warning, flush=True)
     server = RouterServer(settings, secret)
     gc.collect()
-    gc.freeze()  # The collector skips what is there now: modules and FastAPI would stop the loop for 50 ms.
+    gc.freeze()  # The collector skips all objects of now: modules and FastAPI would stop the loop for 50 ms.
     server.run(sockets=sockets)
 
 
@@ -264,7 +265,7 @@ def _reads_files(settings: Settings) -> bool:
 
 
 def _answer_of(error: ApiError) -> bytes:
-    """All bytes of it, for a connection that ends with it."""
+    """All bytes of an answer with ``error``, after which the connection ends."""
     body = error.body()
     head = (STATUS_LINE[error.status], JSON, len(body))
     return b"%b%bcontent-length: %d\r\nconnection: close\r\n\r\n" % head + body
@@ -280,7 +281,7 @@ def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
         log_config=None,
         log_level="warning",  # Its lines of information name our address.
         access_log=False,
-        proxy_headers=False,  # It believes 127.0.0.1, and a variable of its own; ``--trusted-proxies`` says who is.
+        proxy_headers=False,  # uvicorn's would trust 127.0.0.1, and a variable; we have ``--trusted-proxies``.
         server_header=False,
         timeout_keep_alive=int(settings.client_idle_s) or 1,
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
@@ -289,6 +290,6 @@ def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
 
 
 def _raise_open_file_limit() -> None:
-    """As many sockets as the system lets us: a request holds up to four, and many systems start with 1024."""
+    """Allows as many sockets as the system does: a request holds up to four, and many systems start with 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

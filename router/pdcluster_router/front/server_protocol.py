@@ -44,7 +44,7 @@ MAX_BYTES_AHEAD: Final = 64 << 10
 """Bytes of bodies that are read while another request of the connection is not answered yet."""
 
 MIN_UPLOAD_BYTES_PER_S: Final = 16 << 10
-"""A body that arrives at least as fast has time: 128 kbit/s, a poor mobile link."""
+"""A body that arrives at least this fast is waited for: 128 kbit/s, a poor mobile link."""
 
 ROUTER_STATE: Final = "router"
 """Key of the router in the state that the application's lifespan yields."""
@@ -67,12 +67,12 @@ class RouterProtocol(ReadingProtocol):
         leavers, max_header_bytes = self._router.leavers, self._router.settings.max_header_bytes
         super().__init__(config, server_state, app_state, leavers, max_header_bytes, _loop)
         self._hot_paths: frozenset[bytes] = frozenset()  # Those of the port that was connected to.
-        self._active: HotCycle | None = None  # Whose turn it is to answer, if it is a hot one.
-        self._incoming: HotCycle | None = None  # Whose body is being read, if it is a hot one.
+        self._active: HotCycle | None = None  # The cycle whose turn it is to be answered, if it is a hot one.
+        self._incoming: HotCycle | None = None  # The cycle whose body is being read, if it is a hot one.
         self._read_timer: asyncio.TimerHandle | None = None
         self._wanted_body_bytes = 0.0
         self._num_bytes_ahead = 0
-        self._is_held = False  # Not read while a request runs: the client sends too far ahead.
+        self._is_held = False  # Nothing is read until the next answer is over: the client sends too far ahead.
         self._is_guest = False
         self._is_ending = False
         self._is_clogged = False  # The next answer waits until the client has taken some of those before it.
@@ -99,13 +99,13 @@ class RouterProtocol(ReadingProtocol):
         super().connection_lost(exc)
         waiting: list[Any] = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
-        self.cycle = None  # type: ignore[assignment]  # as before the first one; it knows us, so nothing would be freed
+        self.cycle = None  # type: ignore[assignment]  # as before the first one; it refers to us: no more cycle
         for cycle in (active, incoming, *waiting):
             if isinstance(cycle, HotCycle):
                 cycle.gone()
 
     def abort(self) -> None:
-        """Closed at once."""
+        """Closes the connection at once."""
         self.transport.abort()
 
     def pause_writing(self) -> None:
@@ -168,7 +168,7 @@ class RouterProtocol(ReadingProtocol):
             self.cold_message_complete()
             return
         cycle.is_whole = True
-        if cycle is self._active and cycle.refusal is None:  # Else ``_start_hot`` says so.
+        if cycle is self._active and cycle.refusal is None:  # Else ``_start_hot`` goes on at its turn.
             cycle.hand_over()
 
     def num_body_bytes_left(self) -> int:
@@ -202,10 +202,10 @@ class RouterProtocol(ReadingProtocol):
             self.flow.resume_reading()  # More bytes are dropped: see ``close``.
 
     def close(self, *, with_reset: bool = False) -> None:
-        """Closed once all is sent; a client that does not take it in time is cut off.
+        """Closes the connection once all is sent; a client that does not take it in time is cut off.
 
-        While a refused request still arrives it is dropped: closing at once would reset the connection, and the
-        client might never see why.
+        The rest of a refused request is read and dropped: to close at once would reset the connection, and the client
+        might never see why.
         """
         self._is_ending = True
         if with_reset:
@@ -251,7 +251,7 @@ class RouterProtocol(ReadingProtocol):
             super().timeout_keep_alive_handler()
 
     def refuse_the_rest(self, error: ApiError) -> None:
-        """One error, after the answers that are on their way, and the end of the connection."""
+        """The client gets one error, after the answers that are on their way. Then the connection ends."""
         self._stop_read_timer()
         incoming = self._incoming
         if self.transport.is_closing():
@@ -259,7 +259,7 @@ class RouterProtocol(ReadingProtocol):
         if self._is_ending:
             self.transport.write_eof()
         elif incoming is None and self.cycle is None and not self.is_in_head:
-            self.transport.close()  # A page that has not waited for its body, which is what cannot be read.
+            self.transport.close()  # A page has ended before its body, and the body cannot be read.
         else:
             is_for_page = incoming is None and self.drop_unread_page(error)
             new_cycle = HotCycle if is_for_page else self._new_cycle  # The page has a line of its own.
@@ -331,7 +331,7 @@ class RouterProtocol(ReadingProtocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _refuse(self, cycle: HotCycle, error: ApiError) -> None:
-        """The rest of the body is not wanted: answered now or at its turn, and the connection ends."""
+        """Refuses a request without the rest of its body: now or at its turn. Then the connection ends."""
         cycle.refusal = error
         cycle.keep_alive = False
         if cycle is self._active and not cycle.response_complete:
@@ -340,10 +340,10 @@ class RouterProtocol(ReadingProtocol):
             cycle.answer_error(error)
 
     def _is_over_the_limit(self, path: bytes) -> bool:
-        """Whether this guest still is one; then only a probe of our health is served, once.
+        """Whether this connection is still a guest: then only a probe of our health is served, once.
 
         Raises:
-            RefusedRequest: This is none.
+            RefusedRequest: It is a guest, and ``path`` is no probe's.
         """
         if self._router.clients.may_stay(self):
             self._is_guest = False
@@ -378,7 +378,7 @@ class RouterProtocol(ReadingProtocol):
             self._read_timer = None
 
     def _limit_taking(self, *, is_awaited: bool) -> None:
-        """The client must take some of what is written, in time. While an answer is relayed its owner sees to that."""
+        """The client must take some of what is written, in time. Of an answer that is relayed, its owner sees to it."""
         if self._take_timer is not None:
             self._take_timer.cancel()
         seconds = self._router.settings.idle_timeout_s

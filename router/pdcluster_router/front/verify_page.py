@@ -1,6 +1,6 @@
 """``POST /pdcluster/verify``: an operator's order, checked, carried out, and answered.
 
-Anybody may reach the port and a verification costs engines' time, so the order carries a pass (``Secret.mint_pass``).
+Any machine may reach the port and a verification costs engines' time, so the order has a pass (``Secret.mint_pass``).
 The pass is made with the cluster's secret, which itself never travels; it is good for this very body, and for minutes.
 EndpointSlices do not carry a pod's template, so the operator names the pods, or reads in the answer which they were.
 """
@@ -38,7 +38,7 @@ async def carry_out(router: Router, request: Request) -> bytes:
     """The JSON body of a 200.
 
     Raises:
-        RefusedRequest: It has the answer to the operator.
+        RefusedRequest: It holds the error that the operator is answered with.
     """
     body = await _read_body(request)
     try:
@@ -55,7 +55,7 @@ async def carry_out(router: Router, request: Request) -> bytes:
 
 
 async def _read_body(request: Request) -> bytes:
-    """No more of it than an order may have."""
+    """The body. Raises: RefusedRequest: It is larger than an order may be."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -34,7 +34,7 @@ Request: TypeAlias = Sequence[bytes | memoryview]
 """The parts of a request as it goes over the wire. Their bytes never change."""
 
 _LINE_BYTES: Final = 4
-"""Of a header line beside its name and value."""
+"""The bytes of a header line besides its name and value."""
 
 _BYTES_ACKED: Final = struct.Struct("=120xQ")
 """``tcpi_bytes_acked`` in Linux' ``struct tcp_info``: bytes that the peer's kernel took, and one for the SYN."""
@@ -59,15 +59,15 @@ class ResponseLost:
     is_stale: bool = False
     """An idle connection was found closed: the engine had hung up before the request could reach it."""
     is_ours: bool = False
-    """A limit of this router, or what a client may have caused: it says nothing of the engine."""
+    """The cause is a limit of this router, or may be the client: it says nothing of the engine."""
     is_untrusted: bool = False
-    """There is no agreement on TLS: whatever answers there, it says nothing of the engine's core."""
+    """There is no agreement on TLS, so the loss says nothing of the engine's core."""
     error_number: int = 0
     """The operating system's, of a connection that could not be made; 0 where it named none."""
 
 
-class Cut(Exception):  # it is said, never raised
-    """Why a connection ended, from what lies below it."""
+class Cut(Exception):  # given to ``connection_lost``, never raised
+    """Why a connection ended, as the layer below it says."""
 
     def __init__(self, lost: ResponseLost) -> None:
         super().__init__(lost.reason)
@@ -111,7 +111,7 @@ class Call:
         if self.connection is not None:
             self.connection.abort()
         elif self._cancel_connect is not None:
-            # Forgotten: what is cancelled keeps its last frame, which knows us, and the body would wait for gc.
+            # Forgotten: a cancelled task keeps its last frame, which refers to us: the body would wait for gc.
             cancel, self._cancel_connect = self._cancel_connect, None
             cancel()
 
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
         self._on_closed = on_closed
         self._loop = loop
         self._parser: httptools.HttpResponseParser
-        """From when there is a connection until it is lost. It knows us: we are a circle meanwhile."""
+        """It is there while the connection is. It refers to us, so we are a reference cycle meanwhile."""
         self._call: Call | None = None
         self._transport: asyncio.Transport | None = None
         self._num_sent_bytes = 0
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(request)  # As they are: uvloop keeps what the socket does not take yet.
 
     def abort(self) -> None:
-        """Closed at once, whatever is unsent or unread."""
+        """Closes the connection at once, whatever is unsent or unread."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._call is None:
-            self.abort()  # Nobody asked: this connection cannot be trusted with the next request.
+            self.abort()  # There was no request: it cannot be trusted with the next one.
             return
         self._incoming.num_bytes += len(data)
         try:
@@ -274,7 +274,7 @@ class Connection(asyncio.Protocol):
             call.sink.on_end()
 
     def _release(self) -> None:
-        """Back to the pool before the sink hears of the end, so that what it sends next can go this way."""
+        """Back to the pool before the sink hears of the end, so that the sink's next request can go this way."""
         call, self._call = self._call, None
         if call is not None:
             call.connection = None
@@ -327,11 +327,11 @@ class _Incoming:
 
     def __init__(self, num_bytes: int = 0) -> None:
         self.num_bytes = num_bytes
-        """Of all that has come, from the first interim response on."""
+        """All bytes that have come, interim responses included."""
         self.num_messages = 0
         """Responses that have begun: a second one was not asked for."""
         self.num_header_bytes = 0
-        """Of trailers too; 0 before the first of these."""
+        """Bytes of headers and trailers; 0 before the first trailer."""
         self.num_silent_bytes = 0
         """Bytes that came without a head, a byte of the body or the end."""
         self.has_whole_head = False
@@ -347,7 +347,7 @@ class _Incoming:
         Raises:
             ValueError: They are too large, or do not say where the body ends, so an end could not be told from a cut.
         """
-        # The last read may have brought body as well: counted exactly only where all of it together is too much.
+        # ``num_bytes`` may count some of the body too, so headers are counted exactly if it is too much.
         if self.num_bytes > MAX_HEADER_BYTES and _size_of(self.headers) > MAX_HEADER_BYTES:
             raise ValueError(_TOO_LARGE)
         fields = dict(self.headers)
@@ -363,10 +363,10 @@ class _Incoming:
         )
 
     def drop_trailer(self, name: bytes, value: bytes) -> None:
-        """A trailer is no header (RFC 9110, 6.5.1), and counts like one.
+        """Drops a trailer, which is no header (RFC 9110, 6.5.1). Its bytes count as a header's do.
 
         Raises:
-            ValueError: They are too large.
+            ValueError: Headers and trailers are too large.
         """
         before = self.num_header_bytes or _size_of(self.headers)
         self.num_header_bytes = before + len(name) + len(value) + _LINE_BYTES
@@ -374,7 +374,7 @@ class _Incoming:
             raise ValueError(_TOO_LARGE)
 
     def is_silent(self, num_bytes: int) -> bool:
-        """``num_bytes`` more say nothing, as of a trailer without end: whether that is too many."""
+        """``num_bytes`` more brought no head, body or end, as of a trailer without end: whether that is too many."""
         self.num_silent_bytes += num_bytes
         return self.num_silent_bytes > MAX_HEADER_BYTES
 

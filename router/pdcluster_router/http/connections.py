@@ -15,11 +15,11 @@ from pdcluster_router.http.connection import Call, Connection, Request, Response
 from pdcluster_router.http.engine_tls import EngineDoor, EngineTls, NoAgreementError
 
 _OUR_LIMITS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
-"""Nothing of these reached the engine: this process, or this machine, has no more to give."""
+"""Errors of this process, or this machine, which has no more to give: nothing reached the engine."""
 _NO_DESCRIPTOR: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _DESCRIPTOR_PAUSE_S: Final = 0.01
 _DESCRIPTOR_WAIT_S: Final = 0.5
-"""A burst of clients takes all descriptors only until the loop has come to those that are too many."""
+"""A burst of clients takes all descriptors only until the loop has closed those that are too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class IdleConnections:
         self._all[connection] = None
 
     def discard(self, connection: Connection) -> None:
-        """It takes a call, or it is closed. No error if it is not there."""
+        """``connection`` takes a call, or is closed. No error if it is not there."""
         self._all.pop(connection, None)
 
     def close_oldest(self) -> None:
@@ -59,8 +59,8 @@ class ConnectionPool:
     def __init__(
         self, host: str, port: int, limits: PoolLimits, all_idle: IdleConnections, door: EngineDoor | None = None
     ) -> None:
-        """``all_idle``: those of all pools of this process, which live on its descriptors together. ``door``: of an
-        engine with TLS."""
+        """``all_idle``: shared by all pools of this process, as its descriptors are. ``door``: for an engine with
+        TLS."""
         self._host = host
         self._port = port
         self._door = door
@@ -131,12 +131,12 @@ class ConnectionPool:
         self._all.discard(connection)
 
     def _is_full(self) -> bool:
-        """Whether requests hold all connections that they may. Those that probes have left idle are no more."""
+        """Whether requests hold all connections that they may. A connection that a probe holds does not count."""
         most = self._limits.max_connections
         return self.num_busy >= most and self.num_busy - len(self._busy_exempt()) >= most
 
     def _busy_exempt(self) -> list[Call]:
-        """Also one that was given up and whose connection, made or half made, is not closed yet."""
+        """Exempt calls that hold a connection, made or half made: also calls given up, until it is closed."""
         return [call for call in self._exempt if call.connection is not None or call in self._connecting]
 
     def _take_idle(self) -> Connection | None:
@@ -146,7 +146,7 @@ class ConnectionPool:
             self._all_idle.discard(connection)
             if connection.is_usable and connection.idle_since >= oldest:
                 return connection
-            self._all.discard(connection)  # Closed a turn of the loop later, it is busy with nothing.
+            self._all.discard(connection)  # It closes a turn of the loop later, and must not count as busy.
             connection.abort()
         return None
 
@@ -176,8 +176,8 @@ class ConnectionPool:
             connection.send(request, call)
 
     async def _open_with_patience(self, deadline: float) -> Connection:
-        """Where there is no descriptor, idle connections give theirs, one for each try, or one comes back within a
-        moment. Raises OSError when there is none until then, TimeoutError when no connection is by ``deadline``."""
+        """A new connection. Without a free descriptor each try closes an idle connection, for half a second at most.
+        Raises OSError: none can be made; TimeoutError: not by ``deadline``; NoAgreementError: on TLS."""
         patient_until = self._loop.time() + min(_DESCRIPTOR_WAIT_S, self._limits.connect_timeout_s / 2)
         while True:
             try:
@@ -199,7 +199,7 @@ class ConnectionPool:
                 await wire.agree(self._limits.connect_timeout_s, deadline)
             is_open = True
         finally:
-            # Cancelled when the connection was made, but nobody had been told yet.
+            # We may be cancelled after the connection was made, and before this task was told.
             if not is_open:
                 wire.abort()
         if connection.is_usable:

@@ -33,12 +33,12 @@ JSON: Final = b"content-type: application/json\r\n"
 _ENGINES: Final = RoomLimit.ENGINES
 _CLIENTS: Final = RoomLimit.CLIENTS
 _CLIENTS_LARGE: Final = RoomLimit.CLIENTS_LARGE
-"""Each request asks for them, and to find a member in its Enum takes Python 3.11 ten times as long."""
+"""Names of their own: to find a member in its Enum takes Python 3.11 ten times as long."""
 MAX_KEYS: Final = 300_000
-"""Colons in a client's body, a colon for 28 bytes of the largest. A key that the scan knows, said over and over, costs
-it 52 ns each time. They are counted while the body comes: all at once would take 3 ms for 8 MiB."""
+"""The most colons in a client's body: one for each 28 bytes of the largest body. A key that the scan knows costs 52 ns
+each time it is repeated. Colons are counted while the body comes: all at once would take 3 ms for 8 MiB."""
 UNCOUNTED_BYTES: Final = 6 * MAX_KEYS
-"""No body up to here says so many keys: with its value, the shortest takes 6 bytes."""
+"""No shorter body has so many keys: with its value, the shortest key takes 6 bytes."""
 
 
 class CycleOwner(Protocol):
@@ -56,11 +56,11 @@ class CycleOwner(Protocol):
 
 
 class StreamSource(Protocol):
-    """The answer that a stream is made of: what must be known of it to put a comment between its events."""
+    """The answer behind a stream: the facts that are needed to put a comment between its events."""
 
     @property
     def num_streamed_bytes(self) -> int:
-        """Bytes of it that have gone to the client."""
+        """Bytes of the answer that have gone to the client."""
         ...
 
     @property
@@ -70,16 +70,16 @@ class StreamSource(Protocol):
 
     @property
     def stream_lines(self) -> bytes:
-        """The header lines that it begins with; empty: its engine has said none yet."""
+        """The header lines that the answer begins with; empty: its engine has sent none yet."""
         ...
 
 
 class ClientConnection(Protocol):
-    """A cycle's needs of the connection it came on."""
+    """The connection that a cycle came on, as far as the cycle needs it."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the client takes less than is written."""
+        """Whether written bytes pile up because the client reads too slowly."""
         ...
 
     def write(self, data: bytes) -> None: ...
@@ -104,7 +104,7 @@ class _NobodyWaits:
 
 
 NO_HEAD: Final = RequestHead([], {}, 0, expects_continue=False, request_id=b"")
-"""Of what could not be read."""
+"""The head of a request that could not be read, or whose head was forgotten."""
 
 
 class HotCycle:
@@ -145,7 +145,7 @@ class HotCycle:
 
     message_event: Final = _NobodyWaits()
     client_address = ""
-    """Told by those that are logged; the others do not look for it."""
+    """Set in cycles that are logged; other cycles do not look for it."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class HotCycle:
         *,
         is_for_engines: bool = False,
     ) -> None:
-        """``room``: where its bytes count. ``is_for_engines``: no client has a reason to ask for ``path``."""
+        """``room``: where its bytes count. ``is_for_engines``: only engines have a reason to ask for ``path``."""
         self.path = path
         self.head = head
         self.is_for_engines = is_for_engines
@@ -168,26 +168,26 @@ class HotCycle:
         self.disconnected = False
         self.response_complete = False
         self.has_started = False
-        """Whether its client has a status, be it that of a stream of comments."""
+        """Whether its client has a status, if only that of a stream of comments."""
         self.has_stream_begun = False
         """Whether a comment has begun a stream."""
         self.source: StreamSource | None = None
-        """None: no engine was asked yet."""
+        """The answer behind the stream; None: no engine was asked yet."""
         self.on_over: Callable[[HotCycle], None] | None = None
-        """Told once, when the answer is over or the client gone."""
+        """Called once, when the answer is over or the client gone."""
         self.slot: KeyUse | None = None
-        """Its key's, which it leaves when it is over; None: its key has no limits."""
+        """The use of its key, which it leaves when it is over; None: its key has no limits."""
         self.on_refused: Callable[[HotCycle, ApiError], None] | None = None
-        """Told once of the router's error that is the answer, before it is."""
+        """Called once with an error of the router, before the client is answered with it."""
         self.teller: Teller | None = None
-        """The part that knows of it what the access log says; None: no engine was asked, and it has not queued."""
+        """Tells the access log what became of it; None: no engine was asked, and it has not queued."""
         self.is_whole = False
         self.owner: CycleOwner | None = None
         self.refusal: ApiError | None = None
         self.client = ""
-        """Name of the key that was shown; empty where none is asked for."""
+        """Name of the key that the client showed; empty where the router asks for none."""
         self.keys: ApiKeys | None = None
-        """Those that it is one of."""
+        """The router's keys when this one was looked up."""
         self.holder = ""
         """The API key whose part of the room this takes; empty: no key's."""
         self.num_body_bytes = 0
@@ -200,7 +200,7 @@ class HotCycle:
         self._body: bytes | bytearray = b""
         self._num_kept_bytes = 0
         self._num_colons = -1
-        """Of the body, so far; -1: they are not counted yet."""
+        """Colons of the body so far; -1: they are not counted yet."""
 
     # Reading.
 
@@ -210,14 +210,14 @@ class HotCycle:
         return self.head.headers
 
     def add_head(self, num_bytes: int) -> ApiError | None:
-        """The head takes ``num_bytes`` of the room until ``forget``; why not, if there is none."""
+        """The head takes ``num_bytes`` of the room until ``forget``. Returns the error if there is no room."""
         if not self._room.take(num_bytes, _ENGINES if self.is_for_engines else _CLIENTS, self.holder):
             return no_room(self._room.max_bytes)
         self._num_kept_bytes = num_bytes
         return None
 
     def add_body(self, part: bytes, max_body_bytes: int) -> ApiError | None:
-        """More of the body; why it is not taken, if it is not. Then nothing of it is kept."""
+        """Takes a part of the body. Returns the error if it is not taken: then nothing of the body is kept."""
         self.num_body_bytes += len(part)
         if self.num_body_bytes > max_body_bytes:
             self._drop()
@@ -244,14 +244,14 @@ class HotCycle:
         return self._num_colons > MAX_KEYS
 
     def take_body(self) -> bytes | bytearray:
-        """The whole body, once. Its room stays taken until ``forget``; an engine's call is small afterwards."""
+        """The whole body, once. A client's room stays taken until ``forget``; an engine's is free now."""
         body, self._body = self._body, b""
         if self.is_for_engines:
             self.forget()
         return body
 
     def hand_over(self) -> None:
-        """The request is whole and it is its turn: hand it to its handler. Once: both may come true at one time."""
+        """The request is whole, and it is its turn: its handler gets it. A second call does nothing."""
         on_whole, self._on_whole = self._on_whole, _is_handed_over
         on_whole(self)
 
@@ -263,7 +263,7 @@ class HotCycle:
             self._num_kept_bytes = 0
 
     def _drop(self) -> None:
-        """It is refused before it is whole: all but its trace is forgotten."""
+        """The request is refused before it is whole: all but its trace is forgotten."""
         remains = remains_of(self.head)
         self.forget()
         self.head = remains
@@ -273,7 +273,7 @@ class HotCycle:
     def start(self, status: int, headers: bytes, content_length: int | None, first: bytes) -> None:
         """Status line, headers and the first bytes are on their way. ``headers``: whole lines, without framing.
 
-        A stream that has begun keeps its head: only the bytes are.
+        If a comment has begun a stream, only the first bytes are written.
         """
         if self.has_stream_begun:
             if first:
@@ -369,7 +369,7 @@ class HotCycle:
 
     def _is_over(self) -> None:
         self.response_complete = True
-        self.source = None  # It knows us.
+        self.source = None  # It refers to us.
         if self.slot is not None:
             slot, self.slot = self.slot, None
             slot.leave()

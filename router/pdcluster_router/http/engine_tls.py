@@ -3,10 +3,10 @@
     made --hello, its certificate, ours--> agreed: the connection of the pool has it
        +--another protocol, a certificate that is refused, a refusal, hung up, too slow: no byte of a request is sent
 
-The one thing that may come later is an engine's refusal of our certificate: in TLS 1.3 it sees that behind the
-agreement. vLLM's server then hangs up without a word, where it would say something else first (RFC 8446, 4.6.1).
+Only an engine's refusal of our certificate may come later: in TLS 1.3 the engine checks it behind the agreement. vLLM's
+server then hangs up without a word; otherwise the first thing it sends is session tickets (RFC 8446, 4.6.1).
 
-Which authorities are trusted, and which certificate is shown, is not decided here.
+Other files decide which authorities are trusted, and which certificate is shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdcluster_router.http.handshakes import HandshakeRow
 from pdcluster_router.http.records import TlsTransport
 
 _ALERT, _HANDSHAKE = 0x15, 0x16
-"""The first byte of all that a server with TLS says first."""
+"""A server with TLS begins with one of these bytes."""
 _WRONG_NAME: Final = frozenset((62, 64))
 _WRONG_TIME: Final = frozenset((9, 10))
 _UNKNOWN_ISSUER: Final = frozenset((2, 7, 18, 19, 20, 21, 24, 30))
@@ -32,7 +32,7 @@ _MAX_NAMES: Final = 5
 
 
 class NoAgreementError(Exception):
-    """Why there is no agreement with an engine, and the cure. ``is_silent``: it may be stopped, or far away."""
+    """Why there is no agreement with an engine, and the cure. ``is_silent``: the engine may be stopped, or far away."""
 
     def __init__(self, reason: str, *, is_silent: bool = False) -> None:
         super().__init__(reason)
@@ -45,16 +45,16 @@ class EngineDoor:
     """The common part of all connections to one engine with TLS."""
 
     context: Callable[[], ssl.SSLContext]
-    """That of now."""
+    """Returns the context of now."""
     name: str
     """DNS name or IP address that the engine's certificate must have."""
     authorities: str
-    """Those that are trusted, for people."""
+    """The authorities that are trusted, in words for people."""
     handshakes: HandshakeRow
     on_agreed: Callable[[], None]
-    """Told once the engine has said something behind an agreement: then it has taken our certificate."""
+    """Called when the engine has sent something behind an agreement: then it has taken our certificate."""
     on_refused: Callable[[str], None]
-    """Told of each connection why there is no agreement."""
+    """Called with the reason for each connection without an agreement."""
 
 
 class EngineTls(TlsTransport):
@@ -67,17 +67,17 @@ class EngineTls(TlsTransport):
         self._waiting: asyncio.Protocol | None = above
         self._agreement: asyncio.Future[NoAgreementError | None] = loop.create_future()
         self._has_spoken = self._has_begun = False
-        """The engine has said something; it was TLS."""
+        """Whether the engine has sent something, behind the agreement if there is one; whether it speaks TLS."""
         self._is_left = False
-        """By this side."""
+        """Whether this side has closed the connection."""
         self._refusal: ResponseLost | None = None
-        """The engine has said that it takes no more, behind the agreement."""
+        """The engine's refusal behind the agreement."""
 
     async def agree(self, timeout_s: float, deadline: float) -> None:
-        """There is an agreement.
+        """Waits until there is an agreement.
 
         Raises:
-            NoAgreementError: There is none, or not by ``deadline`` (the loop's seconds), ``timeout_s`` from its begin.
+            NoAgreementError: There is none by ``deadline`` (the loop's seconds). The message names ``timeout_s``.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -92,7 +92,7 @@ class EngineTls(TlsTransport):
             raise problem
 
     def abort(self) -> None:
-        """Closed at once, also before it was made."""
+        """Closes the connection at once, also before it was made."""
         self._has_ended = self._is_left = True
         if hasattr(self, "_plain"):
             self._plain.abort()
@@ -160,7 +160,7 @@ class EngineTls(TlsTransport):
         self._open_to(self._waiting)
 
     def _refuse(self, reason: str) -> None:
-        """The engine is told too."""
+        """Ends the handshake, and tells the engine."""
         self._flush()
         self._has_ended = True
         self._end(NoAgreementError(reason))
@@ -180,18 +180,18 @@ class EngineTls(TlsTransport):
         self.abort()
 
     def _peer_ended(self) -> None:
-        """It answers no more: what is written goes nowhere."""
+        """The engine answers no more."""
         self.abort()
 
     def _cut(self) -> Cut | None:
-        """An end that TLS explains, as the pool's connection is told it; None: any other."""
+        """The end as the pool's connection is told it, if TLS explains it; None: TLS does not."""
         if self._refusal is None and self._is_unheard():
             self._door.on_refused(_UNHEARD)
             self._refusal = ResponseLost(_UNHEARD, is_untrusted=True)
         return None if self._refusal is None else Cut(self._refusal)
 
     def _is_unheard(self) -> bool:
-        """Whether it hung up behind an agreement of TLS 1.3, and has said nothing since."""
+        """Whether the engine hung up behind an agreement of TLS 1.3, and had sent nothing since."""
         return not (self._is_left or self._has_spoken) and self._tls is not None and self._tls.version() == "TLSv1.3"
 
 
@@ -237,7 +237,8 @@ def _certificate_problem(error: ssl.SSLCertVerificationError, shown: dict[str, A
 
 
 def _shown(tls: ssl.SSLObject) -> dict[str, Any]:
-    """The engine's certificate, as ``getpeercert`` says it of those that are trusted. Python 3.13 has a public way."""
+    """The engine's certificate as ``getpeercert`` would say it: that is only for trusted ones. Python 3.13 has a
+    public way."""
     try:
         chain = tls._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # typeshed leaves it out
         return dict(chain[0].get_info()) if chain else {}
@@ -252,7 +253,7 @@ def _names_in(shown: dict[str, Any]) -> str:
 
 
 def _days_in(shown: dict[str, Any]) -> str:
-    """From when to when it is valid; empty: they are no days."""
+    """The days from which and to which it is valid; empty: it has none that can be read."""
     try:
         return " to ".join(day_of(ssl.cert_time_to_seconds(shown[end])) for end in ("notBefore", "notAfter"))
     except (KeyError, ValueError, OverflowError):

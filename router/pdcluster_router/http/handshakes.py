@@ -1,6 +1,6 @@
 """The connections of a port with TLS before there is an agreement: their turns, and all that they have in common.
 
-How one of them shakes hands is not known here: ``tls.py``.
+``tls.py`` and ``engine_tls.py`` know how one of them shakes hands.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 SLICE_S: Final = 0.002
-"""No further piece, and no further handshake, in this turn of the loop after so many seconds."""
+"""After so many seconds of a turn of the loop, no further piece or handshake is begun in it."""
 
 
 class Abortable(Protocol):
-    """A connection. Counting it takes no more of one, so tests need no socket."""
+    """A connection as ``Counting`` needs it, so that tests need no socket."""
 
     def abort(self) -> None:
-        """Closed at once."""
+        """Closes the connection at once."""
         ...
 
 
 class Shaking(Abortable, Protocol):
-    """A connection whose client has said something. Giving it turns takes no more of one, so tests need no socket."""
+    """A connection as ``Handshakes`` needs it, so that tests need no socket."""
 
     def shake(self) -> None:
         """One step of the handshake."""
@@ -36,23 +36,23 @@ class Shaking(Abortable, Protocol):
 class Handshakes:
     """Handshakes of one event loop, a few in each turn: one takes 0.2 to 5 ms, and hundreds may come at once.
 
-    Clients, callers of the internal port and engines wait in a row each, and the rows go by turns. In one row for all,
-    a crowd of clients kept engines waiting for longer than they may take, and the router took them for unwell.
+    Clients, callers of the internal port and engines each have a row, and the rows go by turns. With one row for all, a
+    crowd of clients kept engines waiting for longer than they may take, and the router took the engines for unwell.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """``call_soon``: has something called in the next turn of the loop."""
+        """``call_soon``: has a function called in the next turn of the loop."""
         self._call_soon = call_soon
         self._waiting: deque[deque[Shaking]] = deque()
         """The rows that are not empty; the first one is next."""
         self._is_due = False
 
     def row(self) -> HandshakeRow:
-        """A new one."""
+        """A new row."""
         return HandshakeRow(self)
 
     def enter(self, connection: Shaking, row: deque[Shaking]) -> None:
-        """Its handshake goes on in the next turn or a later one. ``HandshakeRow`` calls it."""
+        """The handshake of ``connection`` goes on in the next turn or a later one. ``HandshakeRow`` calls it."""
         row.append(connection)
         if len(row) == 1:
             self._waiting.append(row)
@@ -81,7 +81,7 @@ class Handshakes:
         return connection
 
     def _let_shake(self, connection: Shaking) -> None:
-        """A bug of ours ends it, as the loop does with a plain connection: it is not read, and may have no timer."""
+        """A bug of ours closes the connection, as it would a plain one: else it could stay, unread, without a timer."""
         try:
             connection.shake()
         except BaseException:
@@ -102,7 +102,7 @@ class HandshakeRow:
 
 
 class Counting(Protocol):
-    """Where connections count."""
+    """Counts connections."""
 
     def opened(self, connection: Abortable) -> bool: ...
 
@@ -114,7 +114,7 @@ class TlsPort:
     """The common part of all connections of one port."""
 
     context: Callable[[], ssl.SSLContext]
-    """The certificate of now."""
+    """Returns the context with the certificate of now."""
     new_protocol: Callable[[], asyncio.Protocol]
     """Makes the protocol above, once there is an agreement."""
     handshakes: HandshakeRow
@@ -122,9 +122,9 @@ class TlsPort:
     """The connections that have no protocol yet: uvicorn's own set, which it closes at its end."""
     clients: Counting
     on_refused: Callable[[str], None]
-    """Told once why there is no agreement."""
+    """Called once with the reason why there is no agreement."""
     http_answer: bytes
-    """For a client that speaks plain HTTP."""
+    """The answer for a client that speaks plain HTTP."""
     handshake_timeout_s: float
     linger_s: float
     """Seconds that a client gets to take our last word."""

@@ -21,12 +21,12 @@ from pdcluster_router.http.cycle import HotCycle
 MIN_TICK_S: Final = 0.05
 """The timer rests this long between two rounds, so that a crowd of streams does not wake the loop for each."""
 MOST_LOOKS: Final = 256
-"""In one turn of the loop. When the router has stood still, the looks of all streams are due at once, and 10,000 first
-comments would take 100 ms."""
+"""The most looks in one turn of the loop. When the router has stood still, the looks of all streams are due at once,
+and 10,000 first comments would take 100 ms."""
 
 
 class KeepAlives:
-    """Of one router. Event loop only; ``close`` ends its timer."""
+    """The watched streams of one router. Event loop only; ``close`` ends its timer."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class KeepAlives:
         now: Callable[[], float],
         call_later: Callable[[float, Callable[[], None]], asyncio.TimerHandle],
     ) -> None:
-        """``keep_alive_s``: 0 for none at all. ``now``: monotonic seconds."""
+        """``keep_alive_s``: 0 for no comments at all. ``now``: monotonic seconds."""
         self.num_comments = 0
-        """So many were written."""
+        """Comments that were written."""
         self._look_s = max(MIN_TICK_S, keep_alive_s / LOOKS) if keep_alive_s else 0.0
         self._now = now
         self._call_later = call_later
@@ -80,7 +80,7 @@ class KeepAlives:
 
 
 class _Watched(Silence):
-    """One stream's."""
+    """One watched stream."""
 
     __slots__ = ("look_at",)
 

@@ -2,8 +2,8 @@
 
 A connection's end is found by reading from it. A paused connection is not read, so that the bytes which its client
 sends ahead have a bound. The event loop, uvloop, cannot be asked for an end alone. So paused connections are in a set
-of the kernel's (epoll) that is asked for nothing else, and the loop watches the set. The end is seen behind bytes that
-stay unread. It is not seen behind more of them than the kernel keeps, for then it has not come.
+of the kernel's (epoll) that is asked for nothing else, and the loop watches the set. The kernel tells of an end
+although bytes before it are unread. If there are more of them than it keeps, the end cannot come, and is not seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class OnLeft(Protocol):
     """Called when the client has left."""
 
     def __call__(self, *, is_broken: bool) -> None:
-        """``is_broken``: by a reset. Else in order, and it may still take what is written."""
+        """``is_broken``: the client left by a reset. If not, it may still take what is written."""
         ...
 
 
@@ -57,6 +57,6 @@ class Leavers:
 
     def _look(self) -> None:
         for descriptor, events in self._set.poll(0):
-            if (told := self._told.get(descriptor)) is not None:  # None: forgotten by one that was told before it.
+            if (told := self._told.get(descriptor)) is not None:  # None: a call before has forgotten it.
                 self.forget(descriptor)
                 told(is_broken=bool(events & _BROKEN))

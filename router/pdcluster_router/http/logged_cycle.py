@@ -1,4 +1,4 @@
-"""A request of a client whose router has an access log: a ``HotCycle`` that notes what the line says.
+"""A request of a client whose router has an access log: a ``HotCycle`` that notes the facts for the log's line.
 
 Its ``teller`` knows what the engines had to do with it.
 """
@@ -40,7 +40,7 @@ class LoggedCycle(HotCycle):
         on_whole: Callable[[HotCycle], None],
         room: Room,
     ) -> None:
-        """``address_of``: that of the client, by the headers of a whole head."""
+        """``address_of``: returns the client's address, from the headers of a whole head."""
         super().__init__(connection, path, head, on_whole, room)
         self._log = log
         self._line = AccessLine(method="" if head is NO_HEAD else "POST", path=_NAMES.get(path) or _word_in(path))
@@ -51,7 +51,7 @@ class LoggedCycle(HotCycle):
         self._arrived_at: float | None = None
 
     def asks_for(self, client: str, model: str, *, is_stream: bool) -> None:
-        """Its body was read. ``client``: the name of its key by now."""
+        """The body was read. ``client``: the name of the request's key, as the keys are now."""
         self.client = client
         self._line.model = word_of(model)
         self._line.is_stream = is_stream
@@ -62,7 +62,7 @@ class LoggedCycle(HotCycle):
         super().hand_over()
 
     def start(self, status: int, headers: bytes, content_length: int | None, first: bytes) -> None:
-        if not self.has_stream_begun:  # Else it is ``write`` that gets them.
+        if not self.has_stream_begun:  # Else ``write`` notes the first bytes.
             self._line.status = status
             self._answer = StreamFacts() if b"text/event-stream" in headers.lower() else AnswerFacts()
             if first and first is not COMMENT:
@@ -94,6 +94,6 @@ class LoggedCycle(HotCycle):
 
 
 def _word_in(path: bytes) -> str:
-    """Without scheme, user and host, which a client may send as well; empty where its bytes named none."""
+    """The path for the log, without scheme, user and host, which a client may send too; empty where there is none."""
     named = path_of(path) if path else b""
     return word_of(named.decode("latin-1")) if named[:1] in (b"/", b"*") else ""  # Else it begins with scheme or user.

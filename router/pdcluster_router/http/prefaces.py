@@ -4,7 +4,7 @@
     WAITING --a whole header--> handed over to the protocol above, with what came behind it
        +--no header, too long, too slow, left--> told once, closed
 
-How the header looks is decided in ``core/proxy_protocol.py``. Nothing of a connection is kept here once it has one.
+How the header looks is decided in ``core/proxy_protocol.py``. Once it is whole nothing of its connection is kept here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PrefacePort:
     """The connections that have no protocol yet: uvicorn's own set, which it closes at its end."""
     clients: Counting
     on_refused: Callable[[str], None]
-    """Told once why there is no header."""
+    """Called once with the reason why there is no header."""
     timeout_s: float
 
 
@@ -80,7 +80,7 @@ class PrefacedConnection(asyncio.Protocol):
         self._leave()
 
     def abort(self) -> None:
-        """Closed at once."""
+        """Closes the connection at once."""
         self._is_over = True
         self._transport.abort()
 
@@ -103,14 +103,14 @@ class PrefacedConnection(asyncio.Protocol):
         self.abort()
 
     def _takes_too_long(self) -> None:
-        """Those that never said a byte are not told: load balancers probe so."""
+        """A connection that has sent no byte is closed without a report: load balancers probe so."""
         if self._data:
             self._refuse(f"no whole PROXY header within {self._port.timeout_s:g} s")
         else:
             self.abort()
 
     def _leave(self) -> None:
-        """It counts here no more."""
+        """The connection counts here no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

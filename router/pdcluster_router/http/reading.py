@@ -1,14 +1,14 @@
 """How a client's bytes reach the parser: in pieces that hold up no other client, one request for each that was sent.
 
-httptools has three ways that a router must not take over, and this file is where they end:
+This file makes up for three properties of httptools:
 
-- An ``Upgrade`` that is offered makes it take the body for another protocol's bytes. We speak no other protocol, so
-  the offer is ignored (RFC 9110, 7.8): such a head is read a second time without it, by a fresh parser.
+- When a client offers an ``Upgrade``, httptools takes the body for another protocol's bytes. We speak no other
+  protocol, so the offer is ignored (RFC 9110, 7.8): a fresh parser reads such a head again, without the offer.
 - Trailers come by the same call as headers. They are counted and dropped (RFC 9110, 6.5.1).
-- It sets no limit to what it collects before it says anything (a value, a trailer, a chunk's extension).
+- It sets no limit to what it collects before it calls us (a value, a trailer, a chunk's extension). We count it.
 
-Bytes that come while nothing more is wanted (``flow.read_paused``) stay unparsed in ``_rest``, and no more is read: a
-row of short requests takes ten times its bytes once it is parsed.
+Bytes that come while nothing more is wanted (``flow.read_paused``) stay unparsed in ``_rest``, and no more is read:
+parsed, a row of short requests takes ten times its bytes.
 
 A subclass of uvicorn 0.54's ``HttpToolsProtocol``. Its subclass is told of whole heads, bodies and whole messages.
 """
@@ -38,27 +38,28 @@ from pdcluster_router.core.request_head import Headers, RequestHead, origin_form
 from pdcluster_router.http.leavers import Leavers
 
 SLICE_BYTES: Final = 64 << 10
-"""Read at a time from one connection, if that does not take long. Others come in between."""
+"""The most bytes of one connection that are parsed in one turn. Other connections have theirs in between."""
 
 SLICE_S: Final = 0.002
-"""No further piece is parsed in this turn after so many seconds: 64 KiB of the shortest requests, each answered at once
+"""After so many seconds no further piece is parsed in this turn: 64 KiB of the shortest requests, each answered at once
 with an error, would take 70 ms, and chunks of two bytes 10."""
 
 PIECE_BYTES: Final = 4 << 10
-"""Given to the parser at a time where requests may begin in it: it cannot be stopped within. 160 of the shortest, 3 ms.
+"""The parser gets so many bytes at a time where requests may begin in them, for it cannot be stopped within. They are
+160 of the shortest requests at most, 3 ms.
 
 A body of known length comes in pieces of a slice. 7 MiB take 1.5 to 2.4 ms of CPU in all, no turn more than 0.14 ms. In
-chunks of 64 KiB they take 5.6 ms, with pieces of 16 KiB 2.5 ms, with 64 KiB 1.6 ms, and no turn more than 0.3 ms: what
-larger pieces would spare is less than what four or sixteen times as many requests that cannot be stopped may take.
+chunks of 64 KiB they take 5.6 ms, with pieces of 16 KiB 2.5 ms, with 64 KiB 1.6 ms, and no turn more than 0.3 ms. So
+larger pieces would save less than they may cost: four or sixteen times as many requests could not be stopped.
 """
 
 LINE_OBJECTS_BYTES: Final = 176
 """Python's cost of each header line: a name, a value, a pair and its place in two tables."""
 
 MAX_HEADER_LINES: Final = 256
-"""Of a request. 16,000 lines of three bytes fit into the bytes of a head. Clients that sent such stopped the loop for
-117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache takes 100 lines, and no
-client that we know sends more."""
+"""The most header lines of a request. 16,000 lines of three bytes fit into the bytes of a head. Clients that sent such
+stopped the loop for 117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache takes
+100 lines, and no client that we know sends more."""
 
 REFUSAL_STATE: Final = "refusal"
 """Key, in the state of a page, of the error that its client is sent in its place."""
@@ -72,8 +73,8 @@ def _nothing() -> None:
 
 
 class _Flow(FlowControl):
-    """As uvicorn's. A client that leaves while reading is paused is noticed. When reading resumes, bytes that have come
-    already are read first.
+    """uvicorn's flow control, and two things more. It notices a client that leaves while reading is paused. When
+    reading resumes, bytes that have come already are read first.
     """
 
     def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None], leavers: Leavers) -> None:
@@ -97,14 +98,14 @@ class _Flow(FlowControl):
             self._go_on()
 
     def end(self) -> None:
-        """The connection is lost. Its protocol, which knows this one, is not known here any more."""
+        """The connection is lost. Its protocol refers to this object, so this object forgets the protocol."""
         self._go_on = _nothing
         if self.read_paused:
-            self.read_paused = False  # A page may still ask for its body, when the number is another client's.
+            self.read_paused = False  # A page may ask for its body later, when another client has the descriptor.
             self._leavers.forget(self._descriptor)
 
     def _client_left(self, *, is_broken: bool) -> None:
-        """As the loop does where it reads the end: a client that still takes bytes gets those that are written."""
+        """Closes as the loop does where it reads the end: a client that still takes bytes gets those written so far."""
         if is_broken:
             self._transport.abort()
         else:
@@ -112,8 +113,8 @@ class _Flow(FlowControl):
 
 
 class _ToWhoIsThere:
-    """The transport of a page. The parent tells only the newest page of a connection that its client has left, and a
-    write of another one to a closed connection is an error of uvloop's: a page of log for each client that does so."""
+    """The transport of a page: it drops what is written to a closed connection. When a client leaves, the parent tells
+    only the newest page of the connection. If another page then wrote, uvloop would log a long error each time."""
 
     __slots__ = ("_transport", "close", "is_closing")
 
@@ -144,14 +145,13 @@ class ReadingProtocol(HttpToolsProtocol):
         self.is_in_head = True
         self.is_in_message = False
         self.is_deaf = False
-        """Bytes that come are dropped: the connection ends."""
+        """Whether bytes that come are dropped, because the connection ends."""
         self.num_silent_bytes = 0
         """Bytes that have come since there was a whole head, a byte of a body or a whole message. Outside of a message
-        blank lines, which begin none (RFC 9112, 2.2): a client that waits for its answer may have sent some behind its
-        body.
+        these are blank lines, which begin none (RFC 9112, 2.2). A client may send some behind its body.
         """
         self.preface: Preface | None = None
-        """A proxy's word for this connection, where it is asked for one; set before ``connection_made``."""
+        """The PROXY header of this connection, where one is asked for; set before ``connection_made``."""
         self._leavers = leavers
         self._max_header_bytes = max_header_bytes
         self._is_upgrade = False
@@ -174,7 +174,7 @@ class ReadingProtocol(HttpToolsProtocol):
         raise NotImplementedError
 
     def has_read(self) -> None:
-        """All that there is now has been read."""
+        """All bytes that have come are read."""
         raise NotImplementedError
 
     def num_body_bytes_left(self) -> int:
@@ -187,7 +187,7 @@ class ReadingProtocol(HttpToolsProtocol):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client takes less than is written."""
+        """Whether written bytes pile up because the client reads too slowly."""
         return self.flow.write_paused
 
     def now(self) -> float:
@@ -214,8 +214,8 @@ class ReadingProtocol(HttpToolsProtocol):
             self._read_slice()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No timer and no circle of objects outlives a connection: thousands that come and go in a second would make
-        the garbage collector's passes long, and no request goes on meanwhile."""
+        """No timer and no reference cycle outlives a connection. Thousands of connections a second would else make the
+        garbage collector's passes long, and no request goes on during a pass."""
         self._rest = None
         if self._linger_timer is not None:
             self._linger_timer.cancel()
@@ -247,7 +247,7 @@ class ReadingProtocol(HttpToolsProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        """More is read, unless that is paused: first what has come already."""
+        """Reads on, unless reading is paused: first the bytes that have come already."""
         if self.flow.read_paused:
             return
         if self._rest is not None:
@@ -280,7 +280,7 @@ class ReadingProtocol(HttpToolsProtocol):
         self.refuse_the_rest(error)
 
     def stop_reading(self) -> None:
-        """The rest of the request is not waited for."""
+        """Nothing waits for the rest of the request any more."""
         self.is_in_message = False
 
     def _feed_after(self, upgrade: httptools.HttpParserUpgrade, data: bytes) -> None:
@@ -295,7 +295,7 @@ class ReadingProtocol(HttpToolsProtocol):
                 return
 
     def _begin_again(self) -> None:
-        """The head that offered an upgrade is read anew, as if it had not."""
+        """Reads the head that offered an upgrade anew, without the offer."""
         head = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         self._is_upgrade = False
@@ -304,13 +304,13 @@ class ReadingProtocol(HttpToolsProtocol):
         self.parser.feed_data(head + b"".join(lines) + b"\r\n")
 
     def num_head_bytes(self) -> int:
-        """Memory that the head takes which is being read, or a little more: its last piece may hold body too."""
+        """Memory of the head that is being read, or somewhat more: a piece at least, which may hold body too."""
         return max(self.num_silent_bytes, PIECE_BYTES) + LINE_OBJECTS_BYTES * len(self.headers)
 
     # What the parser says.
 
     def on_message_begin(self) -> None:
-        # The parent's scope is for ASGI only: made when it is known that this goes there.
+        # The parent would make a scope here. It is for ASGI only: ``cold_head`` makes one.
         self.url = b""
         self.headers = []
         self.is_in_message = True
@@ -353,8 +353,8 @@ class ReadingProtocol(HttpToolsProtocol):
         self.cycle.transport = _ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
 
     def drop_unread_page(self, error: ApiError) -> bool:
-        """Whether what runs is a page whose body was being read. It is told of ``error``, and what it answers is not
-        written then.
+        """Ends a page whose body was being read. Returns whether it was its turn, without an answer so far: then the
+        client is sent ``error``, and nothing that the page answers.
         """
         page: RequestResponseCycle | None = self.cycle
         if not isinstance(page, RequestResponseCycle) or not page.more_body:
@@ -385,6 +385,6 @@ class ReadingProtocol(HttpToolsProtocol):
             raise self._refused(headers_too_large(self._max_header_bytes))
 
     def _refused(self, error: ApiError) -> ValueError:
-        """To be raised through the parser: it stops, and the client is told ``error``."""
+        """An exception to raise through the parser: it stops the parser, and the client is told ``error``."""
         self._refusal = error
         return ValueError(error.message)

@@ -4,12 +4,12 @@
        +--no agreement, too slow, left--> told once, closed
 
 Records are made and read in memory (``ssl.SSLObject``) on top of the loop's plain connection, not by the loop's own
-TLS. So the promises of a plain connection hold: between the socket and the protocol lie one read of the loop (256 KiB)
-and half a record at most, so reading and writing pause as if there were no TLS; an end is written at once, while the
-loop's own TLS waits for the peer's and knows no half end.
+TLS. So the promises of a plain connection hold. Between the socket and the protocol lie one read of the loop (256 KiB)
+and half a record at most, so reading and writing pause as if there were no TLS. An end is written at once, while the
+loop's own TLS waits for the peer's end, and cannot end one direction alone.
 
-Both sides of the router have it: ``tls.py`` to clients, ``engine_tls.py`` to engines. How an agreement is come to, and
-what becomes of a connection without one, is theirs.
+Both sides of the router have it: ``tls.py`` to clients, ``engine_tls.py`` to engines. They decide how an agreement is
+reached, and what becomes of a connection without one.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from typing import Any, Final
 from pdcluster_router.http.handshakes import SLICE_S
 
 RECORD_BYTES: Final = 16 << 10
-"""A record holds no more."""
+"""The most that a record holds."""
 PIECE_BYTES: Final = 16 << 10
-"""Decrypted at a time: it cannot be stopped within."""
+"""The most that is decrypted at a time, for that cannot be stopped within."""
 COSTLY_PIECE_BYTES: Final = 1 << 10
-"""Of a connection that has once taken longer than ``SLICE_S`` for a piece: 16 KiB of KeyUpdates take up to 30 ms, those
-of a body 20 us."""
+"""The same for a connection that has once taken longer than ``SLICE_S`` for a piece: 16 KiB of KeyUpdates take up to
+30 ms, 16 KiB of a body 20 us."""
 MAX_REPLY_BYTES: Final = 4 << 10
-"""TLS itself answers some of a peer's messages. So many bytes of it to a peer that takes nothing."""
+"""TLS itself answers some of a peer's messages. A peer that reads nothing gets so many bytes of that at most."""
 NUM_WRITTEN_BYTES: Final = "num_written_bytes"
-"""Of ``get_extra_info``: the bytes of records that were written to the socket."""
+"""A name for ``get_extra_info``: the bytes of records that were written to the socket."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of a connection that ends with a reset."""
 
 
 class _End(Enum):
-    """How a peer's bytes end, where they are TLS to the end."""
+    """Whether a peer's bytes end, if all of them are TLS."""
 
     NONE = 0
     """They go on."""
@@ -63,13 +63,13 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._rest: memoryview | None = None
         """Bytes that have come and are not decrypted."""
         self._is_paused = False
-        """By the protocol above."""
+        """Whether the protocol above has paused reading."""
         self._is_full = False
-        """The peer takes less than is written."""
+        """Whether written bytes pile up because the peer reads too slowly."""
         self._is_due = False
-        """More is decrypted in the loop's next turn."""
+        """Whether more is decrypted in the loop's next turn."""
         self._has_ended = False
-        """Our end is written: what comes is dropped."""
+        """Whether our end is written: then bytes that come are dropped."""
         self._num_reply_bytes = 0
         self._num_written_bytes = 0
         self._piece_bytes = PIECE_BYTES
@@ -79,7 +79,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         raise NotImplementedError
 
     def _wants_turn(self) -> None:
-        """There is something to shake hands with."""
+        """Asks for a turn of ``shake``."""
         raise NotImplementedError
 
     # What the event loop says.
@@ -139,7 +139,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """There is an agreement: ``above`` has the connection now."""
         self._above = above
         above.connection_made(self)
-        self._read(b"")  # Something may have come with the peer's last word.
+        self._read(b"")  # Bytes may have come with the peer's last message.
         self._read_slice()
 
     # Decrypting.
@@ -162,7 +162,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return piece
 
     def _go_on(self) -> None:
-        """More is read, unless that is paused: first what has come already."""
+        """Reads on, unless reading is paused: first the bytes that have come already."""
         if self._is_paused or self._plain.is_closing():
             return
         if self._rest is None:
@@ -172,7 +172,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        """A bug of ours ends the connection, as the loop does where it has called us."""
+        """A bug of ours ends the connection, as it does in calls that the loop makes itself."""
         self._is_due = False
         try:
             self._read_slice()
@@ -192,7 +192,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         above = self._above
         if above is None:
             return
-        if isinstance(end, ssl.SSLError):  # What was whole goes nowhere: OpenSSL encrypts no answer to it any more.
+        if isinstance(end, ssl.SSLError):  # ``parts`` is dropped: OpenSSL would encrypt no answer to it.
             self._give_up(end)
             return
         if parts:
@@ -202,7 +202,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._peer_ended()
 
     def _reply(self) -> None:
-        """TLS has something to say by itself."""
+        """Sends what TLS itself answers, or cuts off a peer that reads none of it."""
         if self._is_full:
             self._num_reply_bytes += self._outgoing.pending
         if self._num_reply_bytes > MAX_REPLY_BYTES:
@@ -211,11 +211,11 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._flush()
 
     def _give_up(self, error: ssl.SSLError) -> None:
-        """The peer's bytes are no TLS any more, or they say that it wants no more: ``error`` tells."""
+        """The peer's bytes are no TLS any more, or end it with an alert: ``error`` says why."""
         raise NotImplementedError
 
     def _peer_ended(self) -> None:
-        """In order. What is written is sent, and then it is closed."""
+        """The peer has ended in order: closes the connection once all that was written is sent."""
         self.close()
 
     # What the protocol above asks for.
@@ -263,8 +263,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._plain.write_eof()
 
     def close(self) -> None:
-        """Closed once all is sent. What ends with a reset has no orderly end: without one a client takes no answer for
-        whole that was cut."""
+        """Closes the connection once all is sent. One that ends with a reset gets no orderly end, so that no client
+        takes an answer for whole that was cut."""
         if not self._plain.is_closing():
             if self._ends_with_reset():
                 self._has_ended = True
@@ -272,7 +272,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._plain.close()
 
     def abort(self) -> None:
-        """Closed at once."""
+        """Closes the connection at once."""
         self._has_ended = True
         self._plain.abort()
 
@@ -281,10 +281,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return bool(linger == _RESET)
 
     def _say_end(self) -> None:
-        """The last record. The peer's own is not waited for (RFC 8446, 6.1)."""
+        """Writes the last record, and does not wait for the peer's (RFC 8446, 6.1)."""
         if not self._has_ended and self._tls is not None:
             self._has_ended = True
-            with suppress(ssl.SSLError):  # That the peer has not said its own.
+            with suppress(ssl.SSLError):  # It says that the peer's last record is missing.
                 self._tls.unwrap()
             self._flush()
 
@@ -296,7 +296,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
 
 def _decrypted(tls: ssl.SSLObject, incoming: ssl.MemoryBIO) -> tuple[list[bytes], _End | ssl.SSLError]:
-    """All that is whole of what has come. To ask for more than there is takes as long as to decrypt a request."""
+    """The whole records that have come, decrypted, and how they end. Does not ask for more than there is: that takes
+    as long as to decrypt a request."""
     parts: list[bytes] = []
     try:
         while part := tls.read(RECORD_BYTES):

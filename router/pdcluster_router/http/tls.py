@@ -1,7 +1,7 @@
 """A client's connection with TLS before there is an agreement, and its end without one. What follows is ``records.py``.
 
-A connection counts before there is an agreement, and is told once why there is none. Which certificate is shown is not
-decided here.
+A connection counts as a client's before there is an agreement. If there is none, the reason is told once.
+``front/certificates.py`` decides which certificate is shown.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
                                                      +--client gone--> skipped: it kept its place and nothing else
 
 Each connection is read in small pieces, but many may get their last byte in the same turn. To scan all of their bodies
-in it would stop every stream for the sum: 32 bodies of 4 MiB took one turn of 110 ms of text, and 380 ms of token ids.
+in that turn would stop every stream for the sum: 32 bodies of 4 MiB took one turn of 110 ms of text, 380 ms of token
+ids.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FREE_BYTES: Final = 16 << 10
 """A body up to here never waits: to scan it costs less than all else that is done for a request."""
 
 TURN_BYTES: Final = 1 << 20
-"""Of the bodies of one row in a turn of the loop, or one body that is larger: 1 ms of text, up to 5 of many values."""
+"""The most bytes that one row hands over in a turn of the loop, or one larger body: 1 ms of text, 5 of many values."""
 
 
 class Row:
@@ -32,12 +33,12 @@ class Row:
     def __init__(
         self, hand_over: Callable[[HotCycle], None], call_soon: Callable[[Callable[[], None]], object]
     ) -> None:
-        """``call_soon``: has something called in the next turn of the loop."""
+        """``call_soon``: has a function called in the next turn of the loop."""
         self._hand_over = hand_over
         self._call_soon = call_soon
         self._waiting: deque[HotCycle] = deque()
         self._num_bytes = 0
-        """Handed over in this turn."""
+        """Bytes handed over in this turn."""
 
     def enter(self, cycle: HotCycle) -> None:
         """``cycle`` is handed over, in this turn or a later one."""
@@ -65,7 +66,7 @@ class Row:
 
 
 class Rows:
-    """A row each for what engines bring, small bodies and large ones, so that none waits for larger ones."""
+    """Three rows: engines' bodies, clients' small ones and clients' large ones. So none waits for larger ones."""
 
     __slots__ = ("_engines", "_large", "_small")
 

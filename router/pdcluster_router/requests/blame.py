@@ -1,6 +1,6 @@
-"""Tells engines that they failed a request: at once, or when another engine has shown that it can be served.
+"""Tells engines that they failed a request: at once, or when another engine has shown that the request can be served.
 
-One record for each role that serves a request. ``core/breaker.py`` decides what an outcome means for an engine.
+One ``Suspects`` for each role that serves a request. ``core/breaker.py`` decides what an outcome means for an engine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Suspects:
             engine.failed(era)
 
     def close(self, *, num_asked: int) -> None:
-        """The request is over. When no other engine was asked, only this one can be to blame."""
+        """The request is over. If only one engine was asked, its failure counts."""
         if num_asked == 1:
             self.accuse()
 
@@ -43,8 +43,8 @@ class Suspects:
 def blame_for(lost: ResponseLost) -> Blame:
     """The blame for a call that brought no whole answer.
 
-    An engine that cannot be reached is to blame at once. One that hangs up may have been killed by the request itself,
-    and a client could send it to every engine: there another engine shows who was to blame.
+    An engine that cannot be reached is to blame at once. An engine that hangs up may have been killed by the request
+    itself, and a client could send that to every engine. So another engine must show first that it can be served.
     """
     if lost.is_ours:
         return Blame.NOBODY

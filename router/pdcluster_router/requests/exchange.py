@@ -68,7 +68,7 @@ class Exchange:
         self._share = BacklogShare(services, request.prefill_role, request.body.estimated_prompt_tokens)
         self._verdict = UNDECIDED
         self._prefill_reason = "no prefill engine is there to ask"
-        """Why there is no KV, should no prefill engine be left: the last one's words, for any decode engine."""
+        """Why there is no KV if no prefill engine is left: the last failure, kept for the next decode engine too."""
         self._prefill_failure = ""
         """Why decode was told for good that there is no KV; empty while it was not."""
         self._set_timer()
@@ -81,7 +81,7 @@ class Exchange:
         self._send_to_decode()
 
     def break_off(self) -> None:
-        """A bug of ours has ended it, and its client was told: it holds nothing any more, and is remembered as such."""
+        """Ends it after a bug of ours, which its client was told of: gives back all it holds, and writes its record."""
         self._share.move(None)
         self._close()
 
@@ -245,7 +245,7 @@ class Exchange:
             self._set_timer()
 
     def _look_at_engines(self) -> None:
-        """Their probes tell of engines that are gone and do not hang up."""
+        """Gives up calls to engines that are gone but do not hang up: their probes tell."""
         if why := self._decode.why_gone(self._relay.quiet_since):
             self._relay.lose(why)
         if not self._pairing.is_over:
@@ -264,7 +264,7 @@ class Exchange:
     def _time_is_over(self, seconds: float) -> None:
         doing = DOING[self._pairing.phase]
         if seconds >= self._request.timeouts.first_byte_s and self._pairing.phase not in NOT_DECODES_FAULT:
-            # Without the call decode cannot say that a push has failed: it may be prefill that is to blame.
+            # Without its call decode cannot say that a push has failed, so prefill may be to blame.
             is_push = self._pairing.phase is Phase.AWAITING_ANSWER and not self._services.dialect.must_hold_call
             self._decode.failed(Blame.NOBODY if is_push else Blame.ENGINE)
         error = deadline_passed(seconds, doing)
@@ -275,7 +275,7 @@ class Exchange:
     # Decode.
 
     def _start_decode(self) -> None:
-        """Another decode engine gets the whole request, as if it were new: nothing of the first try is kept."""
+        """Another decode engine gets the whole request. Only deadlines and failed engines are kept of the first try."""
         self._relay.close()
         self._relay = self._new_relay(self._services.now())
         self.calls.close()
@@ -304,7 +304,7 @@ class Exchange:
         return self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
 
     def _renew_transfer(self) -> None:
-        """The request gets a new transfer id, so that nothing that the first try has left can be taken for it."""
+        """The request gets a new transfer id, so that leftovers of the first try cannot be taken for it."""
         del self._services.transfers[self._pairing.transfer_id]
         self._pairing.restart(self._services.new_transfer_id(), now=self._services.now())
         self.record.renewed(self._pairing.transfer_id)
@@ -313,18 +313,18 @@ class Exchange:
     # Prefill.
 
     def _attempt_failed(self, event: Event, kind: FailureKind, reason: str, blame: Blame) -> None:
-        """One attempt is over without KV: the next one, or the end of prefill."""
+        """One attempt is over without KV: starts the next one, or ends prefill."""
         self._prefill_reason = scrub(reason) or "no reason was given"
         self.record.failed(kind, self._prefill_reason, self._attempts.engine_name)
         self._attempts.failed(blame)
         is_spoiled = self._pairing.phase is Phase.PREFILLING and self._services.dialect.spoils(event, blame)
         if is_spoiled and self._attempts.has_another(self._decode.revision):
             self._decode.spare()
-            event = Event.DECODE_FAILED  # The whole request again: to fill other blocks.
+            event = Event.DECODE_FAILED  # The whole request is sent again, so that other blocks are filled.
         self._no_kv(event)
 
     def _no_kv(self, event: Event) -> None:
-        """The callers that learn of ``event`` are told why there is no KV; this decode engine perhaps for good."""
+        """Handles ``event``: decode or the client may be told why there is no KV. Notes if prefill is over for good."""
         reason = self._prefill_reason
         outcome = failed(reason, self._request.terms.on_prefill_failure)
         self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)
@@ -360,7 +360,7 @@ class Exchange:
         self.record.answered(status, self._verdict.result, error)
 
     def _close(self) -> None:
-        """The pairing is over: nothing of this request is left."""
+        """The pairing is over: gives back all that the request holds."""
         if self not in self._services.running:
             return
         self._services.running.discard(self)
@@ -371,11 +371,11 @@ class Exchange:
         self.record.write()
         self.calls.close()
         self._relay.close()
-        # They know us, and Python looks for circles: that took a tenth of the time of a request.
+        # They refer to us. To find such cycles took Python's garbage collector a tenth of the time of a request.
         del self._relay, self._attempts
 
     def _forget_body(self) -> None:
-        """Its memory is free now: the request itself may last as long as its answer."""
+        """Frees the memory of a large body: the request itself may last as long as its answer."""
         self._cycle.forget()
         if self._request.body.num_bytes <= LARGE_BODY_BYTES:
             return

@@ -31,7 +31,7 @@ class Gate:
     """The queue of one router. Event loop only; ``drain`` empties it."""
 
     def __init__(self, services: Services, start: Start) -> None:
-        """``start``: the request enters."""
+        """``start``: called with each request that enters."""
         self._services = services
         self._start = start
         self._admissions: dict[Role, Admission[_Waiting]] = services.admissions
@@ -44,7 +44,7 @@ class Gate:
         )
 
     def enter(self, cycle: HotCycle, request: ClientRequest) -> None:
-        """The request is started, waits, or is answered that it cannot."""
+        """The request is started, waits, or is answered with an error."""
         admission = self._admissions[request.prefill_role]
         share = admission.share_of(request.body.estimated_prompt_tokens)
         if admission.enter(share):
@@ -62,7 +62,7 @@ class Gate:
     def leave(self, waiting: _Waiting) -> None:
         """The client has left the queue."""
         waiting.admission.leave(waiting)
-        self._services.make_room()  # One behind it may fit into the room that there is.
+        self._services.make_room()  # A request behind it may fit into the room.
         self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE, None)
 
     def waiting_with(self, request_id: str) -> list[ClientRequest]:

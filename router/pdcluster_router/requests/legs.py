@@ -1,9 +1,9 @@
 """Both legs of one request: to a decode engine, and to one prefill engine after the other.
 
-    DecodeLeg        the engine, the request to it, and again elsewhere. Its answer goes to the ``Relay``, unread.
-    PrefillAttempts  one order after the other: which engine gets it, and the one word that comes back, whether it
-                     worked, and why not
-    PrefillLeg       one of these orders
+    DecodeLeg        the call to one decode engine, then perhaps to another. Its answer goes to the ``Relay``, unread.
+    PrefillAttempts  one call to a prefill engine after the other: which engine gets it, whether it worked, and why
+                     not
+    PrefillLeg       one of these calls
 
 ``core/pairing.py`` decides how often something is tried.
 """
@@ -29,15 +29,15 @@ from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 
 _UNKNOWN: Final = frozenset((401, 403, 404))
-"""Key or model is unknown: to all engines alike, or one of them was started otherwise."""
+"""Statuses of an unknown key or model: all engines answer so, or only this one, started with other options."""
 
 
 PrefillEnd: TypeAlias = Callable[[str | None, Blame], None]
-"""Prefill has answered (None), or why it did not, and whose fault that is. Called once, unless the leg is closed."""
+"""Gets why prefill failed (None: it did not), and whose fault that is. Called once, unless the leg is closed."""
 _NOTHING: Final = (b"", b"")
 _MAX_REASON_BYTES: Final = 300
 _MAX_REPLY_BYTES: Final = 1 << 20
-"""One token and what surrounds it. A longer reply is not looked into."""
+"""One token and what surrounds it. The rest of a longer reply is dropped."""
 
 
 class DecodeLeg:
@@ -57,7 +57,7 @@ class DecodeLeg:
     )
 
     def __init__(self, request: ClientRequest, num_answer_tokens: int) -> None:
-        """``num_answer_tokens``: about how many there will be."""
+        """``num_answer_tokens``: about how many tokens the answer will have."""
         self.engine: Engine | None = None
         self.request = request
         self._num_prompt_tokens = request.body.estimated_prompt_tokens
@@ -76,7 +76,7 @@ class DecodeLeg:
 
     @property
     def revision(self) -> str:
-        """Of the engine that has the request. Only while one does."""
+        """The revision of the engine that has the request. Only while one does."""
         assert self.engine is not None
         return self.engine.revision
 
@@ -90,7 +90,7 @@ class DecodeLeg:
         return self.engine is not None
 
     def send(self, params: DecodeParams | bytes | None, line: bytes, sink: ResponseSink) -> Call:
-        """The request is on its way to the placed engine, with one more header line. None: decode prefills itself."""
+        """The request is on its way to the placed engine, with one more header line. No ``params``: no transfer."""
         assert self.engine is not None
         body = self.request.body.for_decode(params)
         self._call = self.engine.post(self.request.path, self.request.headers + line, body, sink, fresh=self._fresh)
@@ -114,7 +114,7 @@ class DecodeLeg:
             self.engine.began(self._era)
 
     def responded(self) -> None:
-        """The engine has said what it thinks of the request, be it an error of the client's."""
+        """The engine has answered, if only with an error that is the client's fault."""
         if self.engine is not None:
             self.engine.began(self._era)
 
@@ -122,7 +122,7 @@ class DecodeLeg:
         """The engine answered an error that is the client's to see."""
         self.responded()
         if self.engine is not None and status in _UNKNOWN:
-            self.engine.weigh_down(self._num_tokens)  # Else it would get nearly all that is asked: it is done at once.
+            self.engine.weigh_down(self._num_tokens)  # It refuses at once: it would have the least load, and get most.
 
     def succeeded(self) -> None:
         """The answer is whole."""
@@ -160,12 +160,12 @@ class DecodeLeg:
         self._give_back()
 
     def spare(self) -> None:
-        """This engine aborts the request, which has failed for no fault of it: it may be asked again."""
+        """This engine aborts the request, which has failed through no fault of the engine: it may be asked again."""
         self._num_asked -= 1
         self._give_back()
 
     def close(self) -> None:
-        """Nothing more comes of this request."""
+        """The request is over: gives back the call and the engine."""
         self._give_back()
         if self._suspects is not None:
             self._suspects.close(num_asked=self._num_asked)
@@ -214,9 +214,9 @@ class PrefillAttempts:
         return self._engine.name if self._engine is not None else ""
 
     def start(self, reservation: Posted, attempt: Attempt, deadline: float, revision: str) -> bool:
-        """The order is on its way; False when no engine is left. ``deadline``: the request's, monotonic seconds.
+        """The call is on its way; False when no engine is left. ``deadline``: the transfer's, monotonic seconds.
 
-        ``revision``: decode's. Prefill engines of another one write KV that decode would misread.
+        ``revision``: decode's. Prefill engines of another revision write KV that decode would misread.
         """
         assert self._leg is None, "the attempt before must be aborted first"
         engine = self.request.terms.place_prefill(self.request, self._failed, revision)
@@ -250,14 +250,14 @@ class PrefillAttempts:
             self._engine.succeeded(self._era)
 
     def failed(self, blame: Blame) -> None:
-        """The newest attempt brought no KV; its engine gets no order of this request any more."""
+        """The newest attempt brought no KV; its engine gets no further attempt of this request."""
         if self._engine is not None and self._engine not in self._failed:
             self._failed.append(self._engine)
             self._suspects = self._suspects or Suspects()
             self._suspects.failed(self._engine, self._era, self._num_tokens, blame)
 
     def look(self) -> None:
-        """The running attempt has failed when its engine is gone."""
+        """Fails the running attempt if its engine is gone."""
         if self._leg is not None:
             self._leg.look(self.request.timeouts)
 
@@ -268,14 +268,14 @@ class PrefillAttempts:
             self._suspects.close(num_asked=self._num_asked)
 
     def abort(self) -> None:
-        """No attempt runs, as far as this request is concerned."""
+        """No attempt of this request runs any more; where the dialect says so, its call goes on for a while."""
         leg, self._leg = self._leg, None
         if leg is not None:
             leg.leave(self._services)
 
 
 class PrefillLeg:
-    """One order to one prefill engine. Owned by its exchange; ``close`` gives back the call and the engine."""
+    """One call to one prefill engine. Owned by ``PrefillAttempts``; ``close`` gives back the call and the engine."""
 
     __slots__ = (
         "_began_at",
@@ -296,7 +296,7 @@ class PrefillLeg:
     )
 
     def __init__(self, on_end: PrefillEnd, engine: Engine, num_tokens: int, api: ClientApi) -> None:
-        """``num_tokens``: prompt tokens that this engine will have to compute. ``api``: that of the order."""
+        """``num_tokens``: prompt tokens that this engine will have to compute. ``api``: the client's."""
         self._problem_in = api.prefill_problem
         self._on_end = on_end
         self._engine = engine
@@ -308,21 +308,21 @@ class PrefillLeg:
         self._timer: TimerHandle | None = None
         self._call: Call | None = None
         self.era = engine.take(num_tokens)
-        """When it was placed, for the engine's breaker."""
+        """The era of the engine's breaker in which the call was placed."""
         self._began_at = engine.load.placed_at
 
     def send(self, path: bytes, headers: bytes, body: Parts) -> None:
-        """The order is on its way."""
+        """The call is on its way."""
         self._path, self._headers, self._body = path, headers, body
         self._post()
 
     def look(self, timeouts: Timeouts) -> None:
-        """The order is lost when its engine is gone."""
+        """Counts the call as lost if its engine is gone."""
         if why := _why_gone(self._engine, self._began_at, timeouts):
             self.on_lost(ResponseLost(why))
 
     def leave(self, services: Services) -> None:
-        """Nothing more is said. Prefill aborts the request if it still runs, or ends it where the dialect says so."""
+        """The owner hears no more. Prefill aborts the request if it runs, or may end it where the dialect says so."""
         if self._is_over or not services.dialect.prefill_goes_on_s:
             self.close()
         else:
@@ -330,19 +330,19 @@ class PrefillLeg:
             self._timer = services.call_later(services.dialect.prefill_goes_on_s, self.close)
 
     def close(self) -> None:
-        """Prefill aborts the request if it still runs; nothing more is said."""
+        """Prefill aborts the request if it still runs; the owner hears no more."""
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None  # It knows us.
+            self._timer = None  # It refers to us.
         if self._call is not None:
             self._call.close()
-            self._call = None  # It knows us: nothing that is large stays because of it.
+            self._call = None  # It refers to us, and would keep large things alive.
         self._on_end = _end_unheard
         self._body = _NOTHING
         self._engine.give_back(self._num_tokens)
 
     def _end_alone(self, failure: str | None, blame: Blame) -> None:  # noqa: ARG002  # there is nothing to retry
-        """The request that the order was for is over, or goes on elsewhere."""
+        """The call has ended after its request was over, or went on elsewhere."""
         self.close()
 
     # What the call says (ResponseSink).
@@ -360,15 +360,15 @@ class PrefillLeg:
         if self._head.status == 200:
             self._on_end(self._failure_in(self._reply), Blame.PERHAPS)
         else:
-            # Not of a 4xx: vLLM's validation errors quote the request, and prompts belong in no log.
+            # A 4xx is not quoted: vLLM's validation errors quote the request, and prompts belong in no log.
             quoted = self._reply[:_MAX_REASON_BYTES] if self._head.status >= 500 else b""
             text = quoted.decode("utf-8", "replace")
             reason = f"{self._engine.name} answered {self._head.status} {text}".rstrip()
-            # A 4xx too: decode takes this request, so another prefill engine may.
+            # Another engine may do, after a 4xx too: decode takes this request.
             self._on_end(reason, Blame.PERHAPS)
 
     def _failure_in(self, reply: bytes) -> str | None:
-        """Why there is no KV although the status says that all is well; None: it is well."""
+        """Why there is no KV although the status is 200; None: all is well."""
         if why := self._problem_in(reply):
             return f"{self._engine.name}: {why}"
         refusal = refusal_in(reply)
@@ -376,7 +376,7 @@ class PrefillLeg:
 
     def on_lost(self, lost: ResponseLost) -> None:
         if lost.is_stale and not self._is_resent:
-            # The engine closed the idle connection before it could read the order: nothing has begun.
+            # The engine closed the idle connection before it could read the call: nothing has begun.
             self._is_resent = True
             self._post()
         else:
@@ -384,7 +384,7 @@ class PrefillLeg:
             self._on_end(f"{self._engine.name}: {lost.reason}", blame_for(lost))
 
     def _post(self) -> None:
-        """The order is on its way; the second time on a new connection."""
+        """The call is on its way; the second time on a new connection."""
         self._reply = b""
         self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=self._is_resent)
 

@@ -1,7 +1,7 @@
 """The record of one request, for failures, metrics, trace, access log and ``pdcluster why``. Decides nothing.
 
 Record   its trace line, its spans, its outcome, and each failure on the way: written down by its exchange
-Verdict  how it ends, should it end now
+Verdict  the end that it gets if it ends now
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREFILLS_LOCALLY: Final = Milestone.PREFILLS_LOCALLY.value
 _PREFILL_SENT: Final = Milestone.PREFILL_SENT.value
 _PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
 _FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
-"""By names of their own: each request asks for them, and an Enum's ``value`` is written in Python."""
+"""Names of their own: each request reads them, and an Enum's ``value`` is written in Python."""
 
 
 class Record:
@@ -102,7 +102,7 @@ class Record:
         self._line.reserved_at = now = self._services.now()
         self._line.prompt_tokens = reservation.num_prompt_tokens
         self._line.cached_tokens = reservation.remote_cached_tokens
-        self._is_local_prefill = False  # An engine that had it before may have said so, and broken down.
+        self._is_local_prefill = False  # The decode engine before may have set it, and then failed.
         self._services.metrics.took(Span.RESERVATION, now - self._line.received_at)
         self._note(_RESERVED, now, self._decode_name)
 
@@ -121,7 +121,7 @@ class Record:
         self._note(_PREFILL_SENT, now, engine, attempt)
 
     def prefill_replied(self, *, is_well: bool) -> None:
-        """``is_well``: it says that it has done its part."""
+        """``is_well``: prefill says that it has done its part."""
         self._line.prefill_replied_at = now = self._services.now()
         self._services.metrics.took(Span.PREFILL, now - (self._line.prefill_sent_at or now))
         if is_well:
@@ -133,7 +133,7 @@ class Record:
         self._note(_FIRST_BYTE, now, self._decode_name)
 
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
-        """The client has its answer, or has left. ``status``: what it got, None for no (whole) answer."""
+        """The client has its answer, or has left. ``status``: that of its answer; None: it got no (whole) answer."""
         self._line.ended_at = now = self._services.now()
         self._line.status = status
         self._outcome = outcome
@@ -159,7 +159,7 @@ class Record:
         return (self._request_id, self._line.transfer_id)
 
     def row(self, ended_at_unix_s: float | None = None) -> KeptRow:
-        """For ``pdcluster why``. None: it has not ended."""
+        """The row for ``pdcluster why``. ``ended_at_unix_s``: None: the request has not ended."""
         line, decode, outcome = self._line, self._decode, self._outcome
         # By position: to name 18 arguments takes as long as all else here.
         return KeptRow(
@@ -185,7 +185,7 @@ class Record:
         )
 
     def told(self) -> Told:
-        """For the access log, once the client's answer is over."""
+        """The facts for the access log, once the client's answer is over."""
         decode = self._decode
         return Told(
             outcome=self._outcome,
@@ -210,7 +210,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the request ends, should it end now: what decode, the client and the metrics are told."""
+    """The end of the request if it ends now: the words for decode, for the client and for the metrics."""
 
     outcome: PrefillOutcome
     error: ApiError | DecodeRefusal
@@ -220,7 +220,7 @@ class Verdict:
 UNDECIDED: Final = Verdict(failed("the request has ended"), no_engine("decode", NO_DECODE), Outcome.UNAVAILABLE)
 
 NOT_DECODES_FAULT: Final = frozenset((Phase.PREFILLING, Phase.ANSWERING, Phase.DECODING, Phase.TRAILING))
-"""Decode waits for prefill, or has begun its answer, when the request's time is over."""
+"""Phases in which decode waits for prefill, or has begun its answer."""
 
 DOING: Final = {
     Phase.AWAITING_RESERVATION: "waiting for the decode engine",

@@ -4,9 +4,9 @@
        |                                     |
        +--error before it--> one HTTP error  +--lost--> an SSE error event, then a cut
 
-vLLM sends ``200`` and headers before it knows that the request works, so status and headers are held back
-until the first event of a stream that can tell, or the first byte of a plain answer, is there. Errors are collected
-whole, and so are plain answers of an API that shows only at their end whether they are whole.
+vLLM sends ``200`` and headers before it knows that the request works. So status and headers are held back until the
+event of a stream that would be an error, or the first byte of a plain answer, is there. Errors are collected whole, and
+so are plain answers of an API that shows only at their end whether they are whole.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ class DecodeRefusal:
 
 
 class RelayOwner(Protocol):
-    """The exchange that this answer belongs to. It gets exactly one call of ``answered``, ``refused`` and
-    ``decode_lost``.
+    """The exchange that this answer belongs to. Of ``answered``, ``refused`` and ``decode_lost`` one is called, once.
 
-    One implementer; it is here for that law, which five callables would not say.
+    None of them is called after ``stop`` or ``fail``. This protocol is here to say so: it has one implementer.
     """
 
     def first_byte(self) -> None:
@@ -84,7 +83,7 @@ class RelayOwner(Protocol):
         ...
 
     def decode_lost(self, lost: ResponseLost) -> None:
-        """Decode did not answer to the end. The client knows nothing yet."""
+        """Decode did not answer to the end. The client was not told yet."""
         ...
 
 
@@ -121,7 +120,7 @@ class Relay:
     def __init__(
         self, owner: RelayOwner, cycle: HotCycle, api: ClientApi, given_up: Mapping[bytes, str], *, now: float
     ) -> None:
-        """``given_up``: words of an answer that decode did not finish, where ``api`` has none of its own. ``now``:
+        """``given_up``: marks of an answer that decode did not finish, if ``api`` has none of its own. ``now``:
         monotonic seconds.
         """
         self._owner = owner
@@ -138,7 +137,7 @@ class Relay:
         """Whether the client is slower than decode: no byte comes because none is read."""
         self._num_seen_bytes = 0
         self.quiet_since = now
-        """Monotonic seconds at which it was last seen that bytes came, or that the client was too slow for more."""
+        """When ``has_moved`` last found new bytes, or that the client was too slow for more; monotonic seconds."""
         self._state = _State.HOLDING
         self._watch: ErrorWatch | None = None
         cycle.source = self
@@ -174,7 +173,7 @@ class Relay:
         return has_moved
 
     def lose(self, reason: str) -> None:
-        """Decode will not answer to the end. Nothing when it has."""
+        """Gives decode's answer up, unless it is over."""
         if self._state is not _State.OVER:
             self._lose(ResponseLost(reason))
 
@@ -185,7 +184,7 @@ class Relay:
     def close(self) -> None:
         """The request is over, or another relay serves it."""
         self._state = _State.OVER
-        self._call = None  # It knows us.
+        self._call = None  # It refers to us.
 
     def pause(self) -> None:
         """The client is slower than decode: read no more from decode."""
@@ -212,7 +211,7 @@ class Relay:
 
     @property
     def stream_lines(self) -> bytes:
-        """Decode's own: as a rule it has said them before it waits for prefill."""
+        """Decode's header lines. As a rule decode sends them before it waits for prefill; empty before that."""
         return b"" if self._head is None else self._lines_of(self._head)
 
     # What the call says (ResponseSink).
@@ -271,7 +270,7 @@ class Relay:
             self._finish(head)
 
     def _write_watched(self, watch: ErrorWatch, body: bytes) -> None:
-        """Pass on what is no error: its engine would end the stream after one as if all was well."""
+        """Passes on the bytes before an error: after an error its engine ends the stream as if all was well."""
         passed = watch.feed(body)
         if passed:
             self._cycle.write(passed)
@@ -293,7 +292,7 @@ class Relay:
         self._owner.decode_lost(lost)
 
     def _problem_of_held(self) -> str:
-        """Why the held bytes are no whole answer; empty: they are, as far as their API can say."""
+        """Why the held bytes are no whole answer; empty: they are one, as far as their API can say."""
         if not self._is_event_stream:
             return self._api.unfinished(self._held) if self._api.unfinished is not None else ""
         watch = self._api.watch(self._marks)
@@ -355,9 +354,9 @@ class Relay:
         held, self._held = bytes(self._held), b""
         self._state = _RELAYING
         if self._is_event_stream or (self._api.unfinished is None and len(held) != head.content_length):
-            self._watch = self._api.watch(self._marks)  # Else it is whole, and looked at already.
+            self._watch = self._api.watch(self._marks)  # Else the answer is whole, and was looked at.
             held = self._watch.feed(held)
-        # An event stream without its length: comments, and the event that tells an error, are not in it.
+        # A stream goes without decode's length, which counts neither comments nor an event that tells an error.
         length = None if self._is_event_stream else head.content_length
         self._cycle.start(head.status, self._lines_of(head), length, held)
         self._look_for_late_error()

@@ -14,8 +14,7 @@ from pdcluster_router.engines.roster import Terms
 from pdcluster_router.services import Services
 
 LARGE_BODY_BYTES: Final = 4 << 10
-"""A body from here on is forgotten as soon as no engine is to be sent it any more. To forget it takes 1 us; its scan
-took 5."""
+"""A longer body is forgotten once no engine will be sent it any more. To forget it takes 1 us; its scan took 5."""
 
 
 class ClientRequest(RequestFacts, frozen=True, kw_only=True):
@@ -25,9 +24,9 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     client_address: str = ""
     """Only where the router has an access log."""
     trace_id: str = ""
-    """Of its ``traceparent``; empty where it has none that is valid."""
+    """The id in its ``traceparent``; empty where it has none that is valid."""
     api: ClientApi
-    """The one that its client speaks: its path's."""
+    """The API of its path."""
     timeouts: Timeouts
     terms: Terms
     has_transfer: bool
@@ -37,7 +36,7 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
 
     @property
     def prefill_role(self) -> Role:
-        """Of the engines whose work the prompt is."""
+        """The role of the engines that have to prefill the prompt."""
         return Role.PREFILL if self.has_transfer else Role.DECODE
 
     @property
@@ -46,12 +45,12 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
         return self.received_at + self.timeouts.enter_s
 
     def without_body(self) -> ClientRequest:
-        """The same, once no engine is to be sent it any more."""
+        """The request without headers and body, once no engine will be sent it any more."""
         return msgspec.structs.replace(self, headers=b"", body=self.body.forgotten())
 
 
 class BacklogShare:
-    """One request's share of a backlog: it counts where it is to be prefilled, for as long as it is.
+    """One request's share of a backlog: that of the role that has to prefill it, for as long as it has to.
 
     Owned by the exchange. ``move(None)`` gives it back.
     """
@@ -63,11 +62,11 @@ class BacklogShare:
         self._services = services
         self._num_tokens = num_tokens
         self.role: Role | None = role
-        """The role whose work the request is; None: no role's. ``move`` changes it."""
+        """The role that has to prefill the request; None: no role has. ``move`` changes it."""
         self._taken = services.admissions[role].share_of(num_tokens)
 
     def recount(self, num_tokens: int) -> None:
-        """So many tokens are to be prefilled, exactly."""
+        """Exactly ``num_tokens`` are to be prefilled."""
         self._num_tokens = num_tokens
         if self.role is not None:
             before, self._taken = self._taken, self._services.admissions[self.role].share_of(num_tokens)

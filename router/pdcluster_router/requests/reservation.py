@@ -1,14 +1,14 @@
 """Decode engines bring their reservations here, and wait for the outcome of the prefill.
 
-An engine may also say that it computes what it lacks of a prompt itself: then it waits for nothing. Such a word that
-comes too late, when the answer has begun or ended, changes nothing.
+An engine may also say that it computes what it lacks of a prompt itself: then it waits for nothing. If this comes too
+late, when the answer has begun or ended, it changes nothing.
 
 200 carries an outcome. Every other status carries a failed one: 400 a body that is no reservation, 403 a call that no
 holder of the cluster's secret has sealed, or a token that is not of this cluster or not for this attempt, 404 an
 unknown or ended transfer. A token is good only while its transfer is in the table, so a replayed one is of no use.
 
-The token is for a transfer and an attempt and says nothing of where the KV goes; the seal is for every byte of the
-body. The router does not check that the engine which sealed it is the one that has this transfer: its calls may come
+The token covers a transfer and an attempt, not the place where the KV goes; the seal covers every byte of the body.
+The router does not check that the engine which sealed a call is the one that has this transfer: its calls may come
 from another address than it is reached at (a Service, another node of the engine), and holders of the secret trust
 each other.
 
@@ -37,7 +37,7 @@ _SEAL: Final = SEAL_HEADER.encode()
 
 
 def take_reservation(services: Services, cycle: HotCycle) -> None:
-    """The reservation is with its transfer; the call is answered, or waits there for the outcome."""
+    """Hands the reservation to its transfer. The call is answered now, or waits there for the outcome."""
     seal, body = cycle.head.fields.get(_SEAL, b""), cycle.take_body()
     try:
         call = services.dialect.call_in(seal, body, services.transfers)
@@ -72,7 +72,7 @@ def _take(services: Services, cycle: HotCycle, reservation: Posted) -> None:
 
 
 def _take_local_prefill(services: Services, cycle: HotCycle, said: LocalPrefill) -> None:
-    """Nothing is waited for. An answer may end before this call is here, so an unknown transfer is no failure."""
+    """Answers at once. Decode's answer may end before this call is here, so an unknown transfer is no failure."""
     cycle.answer(200, encode_outcome(succeeded(FIRST_ATTEMPT)))
     transfer = services.transfers.get(said.transfer_id)
     if transfer is not None:
@@ -85,7 +85,7 @@ def _refuse(services: Services, cycle: HotCycle, status: int, failure: Failure) 
 
 
 class ReservationCalls:
-    """One transfer's reservation and who waits for its outcome. Owned by the exchange."""
+    """One transfer's reservation and the calls that wait for its outcome. Owned by the exchange."""
 
     __slots__ = ("_on_lost", "_waiters", "outcome", "reservation")
 
@@ -98,7 +98,7 @@ class ReservationCalls:
         self._waiters: list[_OpenCall] = []
 
     def fits(self, reservation: Posted) -> bool:
-        """Whether this is the transfer's own reservation, or its first: no prefill engine would fill other blocks."""
+        """Whether this is the transfer's first reservation, or the same again: prefill would not fill other blocks."""
         return self.reservation is None or _blocks_of(reservation) == _blocks_of(self.reservation)
 
     def join(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
@@ -161,7 +161,7 @@ class _OpenCall:
 
 
 def refusal_of(reservation: Posted, calls: ReservationCalls, pairing: Pairing, action: Action) -> PrefillOutcome | None:
-    """Why this call cannot be taken, if it cannot. ``action``: what decode shall do when prefill has failed."""
+    """Why this call cannot be taken; None: it can. ``action``: what decode shall do when prefill has failed."""
     lost = reservation.lost_attempt
     newest = Attempt(0) if calls.reservation is None else pairing.attempt
     if reservation.attempt != FIRST_ATTEMPT:

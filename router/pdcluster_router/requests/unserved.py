@@ -1,6 +1,6 @@
-"""The memory of requests that no engine was asked for: refused as they came, turned away, or still in the queue.
+"""Rows for ``pdcluster why`` of requests that no engine got: refused as they came, turned away, or still in the queue.
 
-``record.py`` tells of those that engines have had.
+``record.py`` has the rows of the requests that engines got.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def keep_turned_away(
     reason: str,
     error: ApiError | None,
 ) -> None:
-    """The request has never left the queue. ``error``: None when its client has left."""
+    """The request was turned away from the queue, or its client has left: then ``error`` is None."""
     waited_s = services.now() - request.received_at
     services.kept.keep(
         replace(

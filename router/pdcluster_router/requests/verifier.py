@@ -59,10 +59,10 @@ _VERIFIED: Final = "verified revision=%s prefill=%s decode=%s seconds=%.3f token
 _NOT_VERIFIED: Final = "not verified revision=%s prefill=%s decode=%s seconds=%.3f reason=%s"
 _PATH: Final = b"/v1/completions"
 _NUM_TOKENS: Final = 2
-"""Of the answer: the first comes from the pushed KV, the second from a step of decode alone."""
+"""Tokens of the answer: the first comes from the pushed KV, the second from a step of decode alone."""
 _POLL_S: Final = 0.01
 _LEAST_S: Final = 0.001
-"""For a trial that begins too late: it ends as any whose time is over."""
+"""The time of a trial that begins too late: it ends as any request whose time is over."""
 _ONCE: Final = Retries(max_prefill_attempts=1, max_decode_attempts=1, recomputes=False)
 
 
@@ -78,7 +78,7 @@ class Verifier:
     """All verifications of one router. Event loop only."""
 
     def __init__(self, services: Services, engine_line: bytes) -> None:
-        """``engine_line``: the header line with the engines' own key; empty when they want none."""
+        """``engine_line``: the header line with the engine key; empty when the engines want none."""
         self._services = services
         self._engine_line = engine_line
         self._num_running = 0
@@ -87,7 +87,7 @@ class Verifier:
         """KV was pushed through a pair of this revision. Takes ``order.timeout_s`` at most.
 
         Raises:
-            RefusedRequest: It was not, and why: 409 when a request has shown it, 503 when an engine is missing, 429
+            RefusedRequest: No proof, and why: 409 when a request proved nothing, 503 when an engine is missing, 429
                 when too many verifications run, 501 when these engines cannot prove it.
         """
         if no_proof := self._services.dialect.no_proof:
@@ -156,7 +156,7 @@ class Verifier:
             while exchange in self._services.running:  # Prefill's own answer may come after decode's.
                 await asyncio.sleep(_POLL_S)
         finally:
-            cycle.gone()  # Only when we are cancelled is there still something to end.
+            cycle.gone()  # Ends the exchange if we are cancelled; else it is over.
         return _trial_of(num_words, answer, exchange)
 
     def _request(self, pair: EnginePair, num_words: int, deadline: float) -> ClientRequest:
@@ -201,7 +201,7 @@ class _Answer:
 
     @property
     def status(self) -> int:
-        """Of the status line: ``HTTP/1.1 200 OK``."""
+        """The status in the status line: ``HTTP/1.1 200 OK``."""
         return int(self._raw.split(b" ", 2)[1])
 
     @property
@@ -253,7 +253,7 @@ def _asked_by(reservation: Posted | None) -> Asked | None:
 
 
 def _choose(engines: Sequence[Engine], order: VerifyOrder, role: Role) -> Engine | str:
-    """The engine of this role to ask; or why there is none, and in what state those are that are there."""
+    """The engine of this role to ask; or why there is none, with the state of each engine that is there."""
     known = [engine for engine in engines if engine.revision == order.revision]
     pods = order.pods(role)
     wanted = [engine for engine in known if pods is None or engine.pod in pods]

@@ -26,7 +26,7 @@ from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.metrics import Outcome
 
 MAX_WORD_CHARS: Final = 128
-"""Of what a client chose: its path, its model."""
+"""The most of a word that a client chose: its path, its model."""
 MAX_FAILURES: Final = 16
 """Kinds of failures in one line; the first ones."""
 PAUSE_S: Final = 0.1
@@ -34,12 +34,12 @@ PAUSE_S: Final = 0.1
 
 
 class Told(msgspec.Struct, kw_only=True, frozen=True):
-    """A request, as a part knows it that has worked on it."""
+    """The facts of a request that are known to the part that has worked on it."""
 
     outcome: Outcome | None
     failures: tuple[FailureKind, ...]
     left_queue_at: float
-    """When it was admitted or turned away, monotonic seconds, as those of ``trace``."""
+    """When it was admitted or turned away, monotonic seconds, as the times of ``trace``."""
     trace: RequestTrace | None = None
     decode_engine: str = ""
     prefill_engine: str = ""
@@ -49,12 +49,12 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     num_prefills: int = 0
 
     def told(self) -> Told:
-        """Itself: it is a teller that knows all beforehand."""
+        """Itself: it is a ``Teller`` too, of facts that will not change."""
         return self
 
 
 def add_told(line: AccessLine, told: Told, arrived_at: float) -> None:
-    """The engines' part of it. ``arrived_at``: monotonic seconds."""
+    """Adds the engines' part to ``line``. ``arrived_at``: monotonic seconds."""
     line.outcome = told.outcome.value if told.outcome is not None else None
     line.failures = tuple([kind.value for kind in told.failures])
     line.decode_engine, line.prefill_engine, line.revision = told.decode_engine, told.prefill_engine, told.revision
@@ -75,7 +75,7 @@ def _add_trace(line: AccessLine, trace: RequestTrace, arrived_at: float) -> None
 
 
 def add_answer(line: AccessLine, answer: AnswerFacts, arrived_at: float) -> None:
-    """The part that its client got. The reservation's number of tokens comes before the answer's."""
+    """Adds the answer's part to ``line``. The prompt's tokens stay as the reservation said, if it did."""
     line.bytes_out = answer.num_bytes
     if answer.first_at is not None:
         line.first_byte_s = _seconds(arrived_at, answer.first_at)
@@ -94,7 +94,8 @@ def _add_stream(line: AccessLine, stream: StreamFacts) -> None:
 
 
 def end(line: AccessLine, begun_at: float, arrived_at: float | None, ended_at: float) -> None:
-    """It is over since ``ended_at``. ``begun_at``: its head was there; ``arrived_at``: None if it never did."""
+    """Adds the times of a request that is over. Monotonic seconds: ``begun_at`` its head was there, ``arrived_at`` all
+    of it was (None: it never was), ``ended_at`` its answer ended."""
     line.ts = datetime.now(UTC)
     line.read_s = None if arrived_at is None else _seconds(begun_at, arrived_at)
     line.total_s = _seconds(begun_at if arrived_at is None else arrived_at, ended_at)
@@ -104,7 +105,7 @@ class Teller(Protocol):
     """The part that worked on a request last: its exchange's record, or its place in the queue."""
 
     def told(self) -> Told:
-        """All that it knows. Asked when the request is over."""
+        """All that the part knows. Called when the request is over."""
         ...
 
 
@@ -120,7 +121,7 @@ class AccessLog:
     """Owned by the router. Event loop only; ``close`` writes what is left."""
 
     def __init__(self, path: Path, count_lost: Callable[[int], None], loop: EventLoop) -> None:
-        """Opens the file. ``count_lost``: so many lines more are lost; called in either thread.
+        """Opens the file. ``count_lost``: called with the number of lines that are lost, in either thread.
 
         Raises:
             ConfigError: It cannot be written.
@@ -137,7 +138,7 @@ class AccessLog:
         self._ended.append(line_of)
 
     def close(self) -> None:
-        """Everything is written that can be. Waits up to 2 s for a disk that stands still."""
+        """Writes all that can be written. Waits up to 2 s for a disk that stands still."""
         self._make()
         self._write()
         self._file.close()
@@ -159,10 +160,10 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def word_of(text: str) -> str:
-    """A client's word, cut."""
+    """A client's word, cut and printable."""
     return printable(text[:MAX_WORD_CHARS])
 
 
 def _seconds(begin: float, end: float) -> float:
-    """In whole microseconds: nothing that is measured here is exacter, and a line is half as long."""
+    """Seconds in whole microseconds: no time that is measured here is more exact, and a line is half as long."""
     return int((end - begin) * 1e6 + 0.5) / 1e6

@@ -91,7 +91,7 @@ class Failure:
 
 
 class Failures:
-    """Where failures are told. Event loop only."""
+    """Logs and counts failures. Event loop only."""
 
     def __init__(self, count: Callable[[FailureKind], None], now: Callable[[], float]) -> None:
         """``count``: the metric; ``now``: monotonic seconds."""
@@ -102,7 +102,7 @@ class Failures:
         self._recent: RecentCounts[FailureKind] = RecentCounts(RECENT_S)
 
     def tell(self, failure: Failure) -> None:
-        """Counted, and logged unless this kind had its lines in this second."""
+        """Counts the failure, and logs it unless its kind has had ``MAX_LINES_PER_S`` in this second."""
         self.count(failure.kind)
         if self._may_log(failure.kind):
             logger.warning(
@@ -116,12 +116,12 @@ class Failures:
             )
 
     def count(self, kind: FailureKind) -> None:
-        """Not logged: the same was told before."""
+        """Counts a failure without a log line: the same was told before."""
         self._count(kind)
         self._recent.add(kind, now=self._now())
 
     def recent(self) -> dict[FailureKind, int]:
-        """So many of each kind in the last ``RECENT_S``; only kinds that occurred."""
+        """The number of each kind in the last ``RECENT_S``; only kinds that occurred."""
         return dict(self._recent.counts(now=self._now()))
 
     def _may_log(self, kind: FailureKind) -> bool:

@@ -3,8 +3,8 @@
     exchange, queue, refusals --KeptRow--> keep() --> a ring each for what was served, what was refused, what failed
     GET /pdcluster/requests?id=ID --> find() --> KeptRequest
 
-Rings of their own, so that neither good requests nor clients' mistakes push out what broke. Bounded in bytes. A request
-pays for one row of plain values, 4 us in all. The rest of the work is done when somebody asks.
+Each has a ring of its own, so that neither good requests nor clients' mistakes push out failed ones. Rings are bounded
+in bytes. A request pays for one row of plain values, 4 us in all. The rest of the work is done when a user asks.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pdcluster_router.telemetry.access_log import word_of
 from pdcluster_router.telemetry.metrics import Outcome
 
 MAX_MOMENTS: Final = 64
-"""Of one request: the first and the last ones. Three prefill and two decode attempts make 20."""
+"""The most moments of one request: the first and the last ones. Three prefill and two decode attempts make 20."""
 MAX_REASON_CHARS: Final = 400
-"""Of a failure."""
+"""The most of a failure's reason."""
 MAX_MODEL_BYTES: Final = 1024
-"""Of a model's name as the client wrote it; a longer one is told as ``?``."""
+"""The most of a model's name as the client wrote it; a longer one is told as ``?``."""
 
 MomentPart: TypeAlias = float | int | str
 
@@ -67,25 +67,25 @@ class Fate(Enum):
     SERVED = "served"
     """Whole, and nothing failed on the way."""
     REFUSED = "refused"
-    """Its client was told that it cannot be: a mistake of its own, or too much at a time; or its client left."""
+    """Its client made a mistake, or asked for too much at a time, or left."""
     FAILED = "failed"
-    """All else, also what was made good."""
+    """All others, also those that were served after a failure."""
 
 
 _SERVED: Final = Fate.SERVED
-"""By a name of its own: nearly each request asks for it."""
+"""A name of its own: nearly each request reads it."""
 _REFUSED: Final = frozenset(
     one.value for one in (Outcome.REJECTED, Outcome.LIMITED, Outcome.OVERLOADED, Outcome.CLIENT_GONE)
 )
 _EIGHTHS: Final = {Fate.SERVED: 3, Fate.REFUSED: 1, Fate.FAILED: 4}
-"""Of the bytes. An eighth for what any client can have in masses."""
+"""Eighths of the bytes. REFUSED has one, for any client can cause masses of such requests."""
 
 
 class Kept:
     """Owned by ``Services``. Event loop only."""
 
     def __init__(self, max_bytes: int) -> None:
-        """``max_bytes``: of all together; 0: nothing is remembered."""
+        """``max_bytes``: of all rings together; 0: nothing is remembered."""
         self.is_on = max_bytes > 0
         self._rings = {fate: Ring(max_bytes * eighths // 8) for fate, eighths in _EIGHTHS.items()}
 
@@ -94,14 +94,14 @@ class Kept:
         return sum(ring.num_bytes for ring in self._rings.values())
 
     def keep(self, row: KeptRow, *, has_failed: bool = False) -> None:
-        """It has ended, and is remembered as long as there is room. ``has_failed``: something did on the way."""
-        if len(row.model_text) > MAX_MODEL_BYTES:  # A client may write as much of it as a body may have.
+        """Remembers a request that has ended, as long as there is room. ``has_failed``: something failed on the way."""
+        if len(row.model_text) > MAX_MODEL_BYTES:  # A client may write as many as a body may have.
             row = msgspec.structs.replace(row, model_text=_LONG_MODEL)
         self._rings[fate_of(row, has_failed=has_failed)].add(_encode(row))
 
     def find(self, name: str) -> list[KeptRequest]:
         """The requests with this request id or transfer id, newest first. Costs some ms: a look at all."""
-        part = _encode(name)  # With its length before it: it is no part of a longer one.
+        part = _encode(name)  # Its length comes first, so it is no part of a longer name.
         found = [request for ring in self._rings.values() for request in islice(_named(ring, part), MAX_FOUND)]
         return sorted(found, key=lambda request: -(request.ended_at_unix_s or 0.0))[:MAX_FOUND]
 
@@ -116,13 +116,13 @@ def _named(ring: Ring, part: bytes) -> Iterator[KeptRequest]:
 
 
 def _is_named(entry: bytes, part: bytes) -> bool:
-    """Whether ``part`` stands where the two ids do. Other fields may be equal, as in each entry: none is decoded."""
+    """Whether ``part`` is one of the two ids: it may be another field, too. Looks at its place, and decodes nothing."""
     at = entry.find(part)
     return at == _NUM_HEAD_BYTES or (at > 0 and at == _NUM_HEAD_BYTES + _num_text_bytes(entry, _NUM_HEAD_BYTES))
 
 
 def _num_text_bytes(entry: bytes, at: int) -> int:
-    """Of the text that begins there, with its head: msgpack's fixstr, str8, or str16."""
+    """The bytes of the text that begins at ``at``, with its head: msgpack's fixstr, str8, or str16."""
     first = entry[at]
     if first < 0xC0:
         return 1 + (first & 0x1F)
@@ -130,7 +130,7 @@ def _num_text_bytes(entry: bytes, at: int) -> int:
 
 
 def fate_of(row: KeptRow, *, has_failed: bool) -> Fate:
-    """The ring where it belongs. Decode's error below 500 is a client's mistake."""
+    """The ring where ``row`` belongs. Decode's error below 500 is a client's mistake."""
     if row.outcome == OK:
         return Fate.FAILED if has_failed else _SERVED
     is_mistake = row.outcome == Outcome.ENGINE_ERROR.value and (row.status or 500) < 500
@@ -138,7 +138,7 @@ def fate_of(row: KeptRow, *, has_failed: bool) -> Fate:
 
 
 def request_of(row: KeptRow) -> KeptRequest:
-    """As it is told."""
+    """The request of ``row``, as it is told."""
     return KeptRequest(
         request_id=row.request_id,
         transfer_id=row.transfer_id,
@@ -163,7 +163,7 @@ def request_of(row: KeptRow) -> KeptRequest:
 
 
 def some_of(moments: Sequence[MomentPart]) -> Sequence[MomentPart]:
-    """As many of them as are remembered: of a long row the first and the last ones."""
+    """The moments that are remembered: of many the first and the last ones."""
     half = MAX_MOMENTS // 2 * _NUM_PARTS
     return moments if len(moments) <= 2 * half else (*moments[:half], *moments[-half:])
 
@@ -181,7 +181,7 @@ def _moments_in(parts: Sequence[MomentPart]) -> tuple[Moment, ...]:
 
 def _model_in(text: bytes) -> str:
     if len(text) > MAX_MODEL_BYTES:
-        text = _LONG_MODEL  # It runs, and is not kept yet.
+        text = _LONG_MODEL  # The request runs: ``keep`` has not cut it yet.
     try:
         return word_of(msgspec.json.decode(text, type=str)) if text else ""
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -189,12 +189,12 @@ def _model_in(text: bytes) -> str:
 
 
 def _rounded(seconds: float | None) -> float | None:
-    """In whole microseconds: nothing that is measured here is exacter."""
+    """In whole microseconds: no time that is measured here is more exact."""
     return None if seconds is None else round(seconds, 6)
 
 
 _NUM_HEAD_BYTES: Final = 3
-"""Of a row of more than 15 fields."""
+"""The bytes before the first field, in a row of more than 15 fields (msgpack's array 16)."""
 _LONG_MODEL: Final = b'"?"'
 _NUM_PARTS: Final = len(Moment.__struct_fields__)
 _encode: Final = msgspec.msgpack.Encoder().encode

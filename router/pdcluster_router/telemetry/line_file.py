@@ -1,6 +1,6 @@
 """A file that gets lines from the event loop, and a thread that writes them: a slow or full disk holds up no request.
 
-Lines that cannot be written are lost and counted; it is logged when that begins and when it is over. A file that was
+Lines that cannot be written are lost and counted. The log says when that begins and when it is over. A file that was
 moved away, as logrotate does, is opened anew.
 """
 
@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 MAX_LINES: Final = 10_000
 """Lines that wait for the disk, some 4 to 10 MiB: a second of the busiest router."""
 STDOUT: Final = Path("-")
-"""In place of a file's name."""
+"""Stands for standard output in place of a file's name."""
 
 
 class LineFile:
     """Appends lines. Event loop only; ``close`` ends its thread."""
 
     def __init__(self, path: Path, flag: str, count_lost: Callable[[int], None] = lambda _: None) -> None:
-        """Opens the file. ``flag``: names it in messages. ``count_lost``: so many lines more are lost; called in either
-        thread.
+        """Opens the file. ``flag``: names it in messages. ``count_lost``: called with the number of lines that are
+        lost, in either thread.
 
         Raises:
             ConfigError: It cannot be written.
@@ -41,7 +41,7 @@ class LineFile:
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._num_put = 0
         self._num_taken = 0
-        """Two numbers of lines, for each has one writer: ours, and the thread's."""
+        """Lines so far. Two numbers, so that each has one writer: the event loop's thread, and the file's."""
         self._count_lost = count_lost
         self._is_failing = False
         self._is_torn = False
@@ -61,7 +61,7 @@ class LineFile:
             self._lines.put(lines)
 
     def close(self) -> None:
-        """Everything is written that can be. Waits up to 2 s for a disk that stands still."""
+        """Writes all that can be written. Waits up to 2 s for a disk that stands still."""
         self._lines.put(_END)
         self._thread.join(_CLOSE_S)
 
@@ -80,14 +80,14 @@ class LineFile:
                 return
 
     def _next_lines(self) -> list[bytes]:
-        """Waits for some, and takes with them what is there."""
+        """Waits for lines, and takes all that are there."""
         lines = [self._lines.get()]
         while lines[-1] is not _END and not self._lines.empty():
             lines.append(self._lines.get())
         return lines
 
     def _follow(self) -> None:
-        """The file is the one that has the name now. Where that cannot be opened the old one goes on."""
+        """Opens the file anew if its name is another file's now. If that cannot be opened, the old file stays."""
         with contextlib.suppress(OSError):
             if self._path != STDOUT and not _has_name(self._file, self._path):
                 old, self._file = self._file, _open(self._path)
@@ -99,7 +99,7 @@ class LineFile:
         self._num_taken += whole.count(b"\n")
         wanted = b"\n" + whole if self._is_torn else whole
         try:
-            num_written = self._file.write(wanted) or 0  # None of a full pipe that does not wait.
+            num_written = self._file.write(wanted) or 0  # None: the pipe is full, and does not wait.
         except OSError as error:
             self._lost(whole.count(b"\n"), error.strerror or str(error))
             return

@@ -2,7 +2,7 @@
 
 Labels are bounded by enums in the code, never by what a client or an engine sends. Each router has its own
 registry, so several can live in one process. Counts of each request are kept here and handed over when they are read:
-``Counter.inc`` costs four times as much, ``Histogram.observe`` six times, four times a request.
+``Counter.inc`` costs four times as much, ``Histogram.observe`` six times, and a request has four times to note.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Outcome(Enum):
 
 
 class Span(Enum):
-    """A stretch of a request's life, each from the request's arrival but ``PREFILL``."""
+    """A stretch of a request's life. Each but ``PREFILL`` begins with the request's arrival."""
 
     __hash__ = object.__hash__
 
     RESERVATION = "reservation"
     PREFILL = "prefill"
-    """From the order to prefill to its answer."""
+    """From a call to prefill to its answer."""
     FIRST_BYTE = "first_byte"
     TOTAL = "total"
 
@@ -107,7 +107,7 @@ class Metrics:
             "local_prefill_backlog_tokens", "Likewise of requests that decode engines prefill by themselves"
         )
         self.num_local_prefills = 0
-        """For the exchange to count: a ``Counter`` has a lock, which costs a hundredth of a request."""
+        """For ``Record`` to count: a ``Counter`` has a lock, which costs a hundredth of a request."""
         local = "Requests that decode prefills by itself: n > 1, best_of > 1, lists of prompts, prompt logprobs"
         self._registry.register(_Total("local_prefill", local, lambda: self.num_local_prefills))
         self.decode_resent = self._counter(
@@ -140,7 +140,7 @@ class Metrics:
             self._seconds[span].count()
 
     def watch_in_flight(self, count: Callable[[], float]) -> None:
-        """``count`` is asked when the metrics are read: nothing is counted on the hot path."""
+        """``count`` is called when the metrics are read: nothing is counted on the hot path."""
         self._in_flight.set_function(count)
 
     def watch_queue(
@@ -168,7 +168,7 @@ class Metrics:
         self._registry.register(_Keys(uses))
 
     def watch_certificate(self, expires_at: Callable[[], float]) -> None:
-        """As ``watch_in_flight``. Not there where the client port is plain."""
+        """As ``watch_in_flight``. Not there where the router shows no certificate."""
         expiry = self._gauge("tls_certificate_expiry_seconds", "Unix time until which clients take our certificate")
         expiry.set_function(expires_at)
 
@@ -182,15 +182,15 @@ class Metrics:
         up.set_function(is_current)
 
     def render(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _Counts(Collector):
-    """How often each of some things has happened, as a counter."""
+    """A counter with one label: how often each member of an Enum has happened."""
 
     def __init__(self, name: str, text: str, label: str, numbers: Mapping[Any, int]) -> None:
-        """``numbers``: by a member of an Enum, whose value is the label's. They go on growing."""
+        """``numbers``: by a member of an Enum, whose value is the label's. The numbers go on growing."""
         self._name = _PREFIX + name
         self._text = text
         self._label = label
@@ -208,7 +208,7 @@ class _Tallies(Collector):
     """Where the policy has sent requests, by role and ``Home``."""
 
     def __init__(self, tallies: Mapping[Role, Mapping[Home, int]]) -> None:
-        """They go on growing."""
+        """``tallies`` go on growing."""
         self._tallies = tallies
         self._created_at = time.time()
 
@@ -255,9 +255,9 @@ class _Total(Collector):
 
 
 class _Seconds:
-    """How long one span took: ``counts`` has one number for each bucket, and one for what is longer.
+    """How long one span took: ``counts`` has one number for each bucket, and one for all longer times.
 
-    A request only notes its time: they are counted when somebody asks, or when there are many.
+    A request only notes its time. Times are counted when the metrics are read, or when there are many.
     """
 
     __slots__ = ("counts", "times", "total")

@@ -15,7 +15,7 @@ class TraceFile:
     """Owned by the router; without a path it does nothing."""
 
     def __init__(self, path: Path | None, count_lost: Callable[[int], None] = lambda _: None) -> None:
-        """Opens the file. ``count_lost``: so many lines more are lost; called in either thread.
+        """Opens the file. ``count_lost``: called with the number of lines that are lost, in either thread.
 
         Raises:
             ConfigError: It cannot be written.
@@ -28,7 +28,7 @@ class TraceFile:
             self._file.write(msgspec.json.encode(line) + b"\n")
 
     def close(self) -> None:
-        """Everything is written that can be. Waits up to 2 s for a disk that stands still."""
+        """Writes all that can be written. Waits up to 2 s for a disk that stands still."""
         if self._file is not None:
             self._file.close()
             self._file = None

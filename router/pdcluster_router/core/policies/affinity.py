@@ -6,11 +6,11 @@
              fewest tokens <--------------------------------------- fewest tokens
 
 A score is a hash over bucket and engine's URL. So every router, replica and process sends a conversation to the same
-engine, and none has to know what the others did. An engine that goes leaves its conversations to the rest in equal
-parts, and all others stay where they are; one that comes takes its part and no more.
+engine, and none has to know what the others did. When an engine goes, its conversations go to the others in equal
+parts, and all other conversations stay where they are. A new engine takes its part and no more.
 
-An engine is full when it has more to do than ``MOST_LOAD`` times the mean and a part of this prompt together: to wait
-behind so much is better than to have another engine compute the prompt anew.
+An engine is full when its load is above ``MOST_LOAD`` times the mean and a part of this prompt together. Up to there,
+to wait is better than to have another engine compute the prompt anew.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from pdcluster_router.core.policies.conversation import number_of
 from pdcluster_router.core.policies.least_tokens import least_loaded
 
 MOST_LOAD: Final = 1.25
-"""Times the mean. Less sends conversations away for noise, more lets queues grow: "Consistent hashing with bounded
-loads" (Mirrokni, Thorup, Zadimoghaddam), and what HAProxy and Envoy make of it."""
+"""Times the mean. Less sends conversations away for noise, more lets queues grow. As in "Consistent hashing with
+bounded loads" (Mirrokni, Thorup, Zadimoghaddam), HAProxy and Envoy."""
 PART_OF_PROMPT: Final = 0.5
 """The load that an engine may have above that bound, as a part of the prompt, which it may have cached. With 0
 conversations leave their engines in a quiet pool; with 1 prompts wait that no engine has cached.
 ``docs/decisions/0025-affinity.md``."""
 NUM_HOMES: Final = 4
-"""Engines that are tried in turn. When four are full nothing is left to be near to: the load decides."""
+"""Engines that are tried in turn. When four are full, hardly any has the conversation's KV: the load decides."""
 NUM_BUCKETS: Final = 1 << 14
-"""Conversations of one bucket share their homes, so that these need not be worked out for each request. 64 buckets for
-each of 256 engines are even to an eighth, and the bound does the rest."""
+"""Conversations of one bucket share their homes, so that these need not be worked out for each request. With 256
+engines, 64 buckets each, their parts differ by an eighth; the bound on loads does the rest."""
 _LOOKS: Final = 16
-"""Loads that are added up for one request at most, on the average, to know the mean."""
+"""The mean of N engines is worked out for every N/16-th request. On average, a request adds up 31 loads at most."""
 _WORD: Final = (1 << 64) - 1
 _FIRST, _NEXT, _FULL, _NONE = Home
-"""To find a member in its Enum takes Python 3.11 ten times as long."""
+"""Names of their own: to find a member in its Enum takes Python 3.11 ten times as long."""
 
 
 def affinity(engines: Sequence[E], tally: Tally | None = None, /) -> Chooser[E]:
-    """The engine that has had this conversation, unless that one is full."""
+    """Chooses the first of the conversation's homes that is not full; if there is none, as ``least_tokens``."""
     return _Homes(engines, new_tally() if tally is None else tally)
 
 
 class _Homes(Generic[E]):
-    """Where the conversations of these engines are at home. Worked out when first asked for, and kept."""
+    """The homes of each bucket among these engines. Worked out when first asked for, and kept."""
 
     def __init__(self, engines: Sequence[E], tally: Tally) -> None:
         self._engines = engines
@@ -83,7 +83,7 @@ class _Homes(Generic[E]):
         return homes
 
     def _mean(self, now: float) -> float:
-        """Tokens that an engine has to do; of many engines as they were a few requests ago."""
+        """The mean load of an engine, in tokens; with many engines it may be a few requests old."""
         if not self._num_until_look:
             self._num_until_look = len(self._engines) // _LOOKS or 1
             self._mean_tokens = sum(engine.load.tokens(now=now) for engine in self._engines) / len(self._engines)
@@ -100,12 +100,12 @@ def _remembered(request: RequestFacts) -> int | None:
 
 
 def _seed_of(url: str) -> int:
-    """Of Python's own ``hash`` each process has another one."""
+    """A hash of the URL that is the same in every process; Python's own ``hash`` is not."""
     return int.from_bytes(blake2b(url.encode(), digest_size=8).digest(), "big")
 
 
 def _score(seed: int, bucket: int) -> int:
-    """Two rounds of splitmix64: each bit of the bucket changes half of the score's."""
+    """Two rounds of splitmix64: each bit of the bucket changes about half of the score's."""
     mixed = (seed ^ bucket * 0x9E3779B97F4A7C15) & _WORD
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD

@@ -7,7 +7,7 @@
 
 An opening stays while a conversation grows, and tells apart conversations that share a system prompt. Bytes are
 compared, not tokens: the router has no tokenizer. At most 5 KiB are hashed and 128 KiB looked through.
-What names a person (``user``, ``safety_identifier``) is no key: a gateway gives all its clients the same.
+Names of a person (``user``, ``safety_identifier``) are not used: a gateway gives all its clients the same.
 ``docs/decisions/0025-affinity.md`` has the sources of the names.
 """
 
@@ -34,20 +34,20 @@ SESSION_HEADERS: Final = frozenset(
 )
 """Names that vLLM, Claude Code, Codex, pi and OpenCode give a session, and an agent or thread within one."""
 LEAST_BYTES: Final = 1 << 10
-"""A shorter prompt is not worth to come back for: some 256 tokens, a few blocks."""
+"""For a shorter prompt a return to its engine saves too little: some 256 tokens, a few blocks."""
 OPENING_BYTES: Final = 4 << 10
-"""Of the user's first message, or of a prompt: a thousand tokens. More would tell apart questions about one document;
-less would not tell apart what agents begin with a template."""
+"""Bytes hashed of the user's first message, or of a prompt: a thousand tokens. More would tell apart questions about
+one document; fewer would not tell apart agents' conversations that begin with one template."""
 _HEAD_BYTES: Final = 1 << 10
-"""Of the messages before it."""
+"""Bytes hashed of the messages before the user's first one."""
 _SEARCHED_BYTES: Final = 128 << 10
-"""For the user's first message: a system prompt of 32,000 tokens. Costs half of what the scan of such a body does."""
+"""Bytes searched for the user's first message: a system prompt of 32,000 tokens. Costs half of such a body's scan."""
 
 _MOST_NAME_BYTES: Final = 512
 """Longer values name no session."""
 _BACKSLASH: Final = ord("\\")
 _EACH_HAS: Final = b"session"
-"""The names of an agent and a thread come beside that of a session."""
+"""Every request that names a session has it: names of agents and threads come beside a session's."""
 _USER: Final = re.compile(
     rb'"role"\s*:\s*"user"\s*(?:,\s*"name"\s*:\s*"[^"\\]*"\s*)?(?P<content>,\s*"content"\s*:\s*)?'
 )
@@ -59,7 +59,7 @@ _VALUE: Final = re.compile(
 
 
 def number_of(request: RequestFacts) -> int | None:
-    """The conversation's, in 32 bits. None: it names none, and is too short to have one."""
+    """The conversation's number, in 32 bits. None: the request names none, and is too short to have an opening."""
     named = request.body.session_id or _named_by_header(request.headers)  # vLLM too asks the body first.
     if named:
         return crc32(named)
@@ -88,7 +88,7 @@ def _opening_of(body: ClientBody) -> int | None:
 
 
 def _opening_of_messages(messages: memoryview) -> int:
-    """Nothing that a later turn adds is looked at: it comes behind the user's first message."""
+    """Looks at nothing that a later turn adds: that comes behind the user's first message."""
     user = _USER.search(messages, 0, _SEARCHED_BYTES)
     if user is None:
         return crc32(messages[:OPENING_BYTES])

@@ -9,13 +9,13 @@ from typing import Final
 from pdcluster_router.core.placement import Chooser, E, RequestFacts, Tally
 
 FEW: Final = 4
-"""So many engines are all compared: no dearer than chance, and never wrong."""
+"""Up to so many engines are all compared: that costs no more than chance does, and finds the least loaded one."""
 
 
 def least_tokens(engines: Sequence[E], _: Tally | None = None, /) -> Chooser[E]:
-    """The one with less to do of two that chance picks; of a few engines the one with the least.
+    """Chance picks two engines, and the one with less to do is chosen; of a few engines the one with the least.
 
-    As good as the least of all but for a little, at the same cost for 8 engines and for 256. Two routers that see
+    Nearly as good as the least of all, at the same cost for 8 engines and for 256. Two routers that see
     different loads do not send everything to the same engine, as they would if each took the least loaded one.
     """
     return partial(least_loaded, engines)

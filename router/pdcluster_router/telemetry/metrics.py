@@ -169,7 +169,9 @@ class Metrics:
 
     def watch_certificate(self, expires_at: Callable[[], float]) -> None:
         """As ``watch_in_flight``. Not there where the router shows no certificate."""
-        expiry = self._gauge("tls_certificate_expiry_seconds", "Unix time until which clients take our certificate")
+        expiry = self._gauge(
+            "tls_certificate_expiry_seconds", "Unix time at which the first certificate expires that this router shows"
+        )
         expiry.set_function(expires_at)
 
     def watch_homes(self, tallies: Mapping[Role, Mapping[Home, int]]) -> None:

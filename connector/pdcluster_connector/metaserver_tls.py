@@ -1,7 +1,8 @@
 """TLS of decode's calls to the router: the authorities that decode trusts, the certificate that it shows.
 
-The files are read again when they change. At its start the engine refuses files that cannot be used; later it goes on
-with the last good ones. If a file or a name is set, no call goes in the clear, whatever the router's URL says.
+The files are read again when they change. At its start the engine refuses files that cannot be used. Later it goes on
+with the last good ones, and tries again at each look: for a moment there may be no descriptor. If a file or a name is
+set, no call goes in the clear, whatever the router's URL says.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class MetaserverTls:
         self.name = _checked_name(files.name) if files.name else None
         self._files = files
         self._now = now
+        self._problem = ""
+        """Why the files could not be used when they were read last; empty: they could."""
         self._looked_at = self._look()
         self._looks_at = now() + LOOK_S
         self._context = _context_of(files) if files.paths else None
@@ -62,9 +65,11 @@ class MetaserverTls:
             return True
         if self._now() >= self._looks_at:
             self._looks_at = self._now() + LOOK_S
-            seen = self._look()
+            seen, self._looked_at = self._looked_at, self._look()
             if seen != self._looked_at:
-                self._looked_at = seen
+                self._problem = ""  # A reason is told anew with each change.
+                self._read()
+            elif self._problem:
                 self._read()
         return self._context
 
@@ -72,8 +77,11 @@ class MetaserverTls:
         try:
             self._context = _context_of(self._files)
         except ConfigError as error:
-            logger.warning("metaserver tls not changed reason=%s", error)
+            told, self._problem = self._problem, str(error)
+            if self._problem != told:
+                logger.warning("metaserver tls not changed reason=%s", error)
         else:
+            self._problem = ""
             logger.info("metaserver tls changed")
 
     def _look(self) -> list[tuple[int, int, int] | None]:

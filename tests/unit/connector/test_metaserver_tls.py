@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,23 @@ def test_replaced_files_are_used_after_the_next_look(files: TlsFiles) -> None:
     clock.now += 0.1
     assert tls.context() is not before
     assert isinstance(tls.context(), ssl.SSLContext)
+
+
+def test_bad_files_are_tried_again_though_they_look_the_same(files: TlsFiles, caplog: pytest.LogCaptureFixture) -> None:
+    clock, ca = Clock(), Path(files.ca)
+    tls = MetaserverTls(files, clock)
+    before, good = tls.context(), ca.read_bytes()
+    ca.write_bytes(good.replace(b"-----BEGIN", b"-----BEGUN"))
+    changed_ns = ca.stat().st_mtime_ns + 1
+    os.utime(ca, ns=(changed_ns, changed_ns))
+    for _ in range(2):
+        clock.now += LOOK_S
+        assert tls.context() is before
+    assert caplog.text.count("metaserver tls not changed") == 1
+    ca.write_bytes(good)
+    os.utime(ca, ns=(changed_ns, changed_ns))
+    clock.now += LOOK_S
+    assert tls.context() is not before
 
 
 def test_without_files_the_systems_authorities_are_trusted_and_plain_calls_are_no_mistake() -> None:

@@ -23,7 +23,7 @@ from pdcluster_kube.access import ApiAccess, read_pod
 from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_operator.api.base import faults_in
-from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.api.cluster import PDCluster, metadata_problems
 from pdcluster_operator.kinds import PDCLUSTER, Ref
 from pdcluster_protocol.errors import ConfigError, Unavailable
 
@@ -65,7 +65,7 @@ def read_file(path: str) -> YamlDocument:
     """The one PDCluster of a YAML or JSON file, whatever else is in it; ``-`` is standard input.
 
     Raises:
-        Unreadable: The file has no PDCluster, several, or one without a name; or it cannot be read.
+        Unreadable: The file has no PDCluster, several, or one whose name the API server refuses; or it cannot be read.
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
@@ -79,7 +79,7 @@ def read_file(path: str) -> YamlDocument:
         raise Unreadable(f"{path} has no object of kind {KIND}")
     if len(found) > 1:
         raise Unreadable(f"{path} has {len(found)} objects of kind {KIND}: give them one at a time")
-    _require_name(path, found[0])
+    _check_metadata(path, found[0])
     return _as_json(path, found[0])
 
 
@@ -96,11 +96,12 @@ def _number(text: str) -> int | float:
     return int(found) if found.is_integer() else found
 
 
-def _require_name(path: str, document: YamlDocument) -> None:
+def _check_metadata(path: str, document: YamlDocument) -> None:
     metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    if not isinstance(name, str) or not name:
+    if not isinstance(metadata, dict) or metadata.get("name") in (None, ""):
         raise Unreadable(f"{path} has a {KIND} without a name: give it metadata.name")
+    if problems := metadata_problems(metadata):
+        raise Unreadable(f"{path}: {'; '.join(problems)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ RULES_KEY: Final = "x-kubernetes-validations"
 OPEN_KEY: Final = "x-kubernetes-preserve-unknown-fields"
 MAX_NAME: Final = 253
 """The longest name of a Kubernetes object."""
+MAX_LABEL: Final = 63
+"""Characters of a DNS label, and of the value of a Kubernetes label."""
 
 
 class Fault(Enum):
@@ -86,7 +88,21 @@ def _add_rules(schema: dict[str, Any], model: type[Any]) -> None:
 
 def faults_in(error: ValidationError) -> tuple[str, ...]:
     """For people: each field that does not fit, and why."""
-    return tuple(f"{_path_of(one)}: {one['msg']}" for one in error.errors())
+    return tuple(f"{_path_of(one)}: {_why(one)}" for one in error.errors())
+
+
+def _why(one: ErrorDetails) -> str:
+    """YAML reads ``8192`` and ``on`` as a number and a truth, where an option or a variable wants text."""
+    return text_problem(one["input"]) if one["type"] == "string_type" else one["msg"]
+
+
+def text_problem(value: object) -> str:
+    """Why this value does not do where text is wanted, and the cure."""
+    if isinstance(value, bool):
+        return f"{str(value).lower()} is read as true or false, and text is wanted: quote it"
+    if isinstance(value, int | float):
+        return f"{value} is a number, and text is wanted: quote it"
+    return "text is wanted: give it in quotes"
 
 
 def _unknown_in(error: ValidationError) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ and the pool's secret (routers hold one secret, so they could not reach the engi
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, Literal
 
@@ -17,6 +19,7 @@ from pydantic import Field
 
 from pdcluster_operator.api.base import (
     DAY_S,
+    MAX_LABEL,
     MAX_NAME,
     MAX_REPLICAS,
     ApiModel,
@@ -25,6 +28,7 @@ from pdcluster_operator.api.base import (
     Name,
     OpenObject,
     Rule,
+    text_problem,
 )
 from pdcluster_operator.api.role import DeviceKind, Roles, ranks_of
 from pdcluster_operator.api.router import RouterSpec
@@ -293,6 +297,52 @@ class PDClusterSpec(ApiModel):
         return TransferProtocol.ASCEND if is_ascend else TransferProtocol.TCP
 
 
+_DNS_LABEL: Final = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+"""RFC 1123, as Kubernetes has it for a namespace."""
+_CLUSTER_NAME: Final = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_NAME_RULE: Final = Rule(
+    holds=f"self.metadata.name.size() <= {MAX_LABEL} && self.metadata.name.matches('{_CLUSTER_NAME}')",
+    says="metadata.name is %s, %s characters: Services are named after it, "
+    "so use at most 63 of a-z, 0-9 and -, a letter first and no - at the end",
+    values=("self.metadata.name", "string(self.metadata.name.size())"),
+    short="metadata.name: use at most 63 of a-z, 0-9 and -, a letter first and no - at the end",
+)
+
+
+def metadata_problems(metadata: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why the API server refuses a PDCluster with this metadata, as far as we know it; empty: it takes them."""
+    found = [_name_problem(metadata["name"]), _namespace_problem(metadata.get("namespace"))]
+    for field in ("labels", "annotations"):
+        found += _text_problems(f"metadata.{field}", metadata.get(field) or {})
+    return tuple(filter(None, found))
+
+
+def _text_problems(path: str, texts: object) -> list[str]:
+    if not isinstance(texts, dict):
+        return [f"{path}: names with values are wanted, one a line"]
+    return [f"{path}.{name}: {text_problem(value)}" for name, value in texts.items() if not isinstance(value, str)]
+
+
+def _name_problem(name: object) -> str:
+    if not isinstance(name, str):
+        return f"metadata.name: {text_problem(name)}"
+    is_taken = len(name) <= MAX_LABEL and re.fullmatch(_CLUSTER_NAME, name)
+    return "" if is_taken else _NAME_RULE.says % (name, len(name))
+
+
+def _namespace_problem(namespace: object) -> str:
+    if namespace is None or namespace == "":
+        return ""  # It is the context's.
+    if not isinstance(namespace, str):
+        return f"metadata.namespace: {text_problem(namespace)}"
+    if len(namespace) <= MAX_LABEL and re.fullmatch(_DNS_LABEL, namespace):
+        return ""
+    return (
+        f"metadata.namespace is {namespace}, {len(namespace)} characters: use at most {MAX_LABEL} of a-z, 0-9 and -, "
+        "no - at either end"
+    )
+
+
 class PDCluster(ApiModel):
     """Prefill and decode engines that serve one model, and the routers in front of them."""
 
@@ -305,12 +355,4 @@ class PDCluster(ApiModel):
     status: PDClusterStatus | None = None
     """The observed state. Only the operator writes it."""
 
-    rules = (
-        Rule(
-            holds="self.metadata.name.size() <= 63 && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
-            says="metadata.name is %s, %s characters: Services are named after it, "
-            "so use at most 63 of a-z, 0-9 and -, a letter first and no - at the end",
-            values=("self.metadata.name", "string(self.metadata.name.size())"),
-            short="metadata.name: use at most 63 of a-z, 0-9 and -, a letter first and no - at the end",
-        ),
-    )
+    rules = (_NAME_RULE,)

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from pdcluster_operator.api.base import MAX_LABEL
 from pdcluster_protocol.labels import Role
 
-MAX_LABEL: Final = 63
-"""Characters of a DNS label, and of the value of a Kubernetes label."""
 MAX_WORKLOAD: Final = MAX_LABEL - 11
 """A ReplicaSet's name adds a dash and at most 10 characters to its Deployment's, and must fit into a pod's label."""
 _HASH_DIGITS: Final = 8

@@ -14,7 +14,6 @@ from anyio.from_thread import start_blocking_portal
 from fakes.api_server import ApiServer, Fault, is_list
 from integration.ports import fresh_port
 from pdcluster_cli.__main__ import main
-from pdcluster_cli.documents import read_file
 from pdcluster_operator.core.explain import NOT_LOOKED_AT
 from pdcluster_operator.kinds import PDCLUSTER, SCALER
 
@@ -257,7 +256,7 @@ def test_a_file_that_says_no_pdcluster_is_refused(tmp_path: Path, text: str, wor
 @pytest.mark.parametrize("command", ["plan", "explain"])
 @pytest.mark.parametrize(
     "metadata",
-    ["", "metadata:", "metadata: tiny", "metadata: [tiny]", "metadata: {namespace: a}", "metadata: {name: 1}"],
+    ["", "metadata:", "metadata: tiny", "metadata: [tiny]", "metadata: {namespace: a}", "metadata: {name: ''}"],
 )
 def test_an_object_without_a_name_is_refused_in_one_line(
     tmp_path: Path, command: str, metadata: str, typed: Typed
@@ -266,22 +265,6 @@ def test_an_object_without_a_name_is_refused_in_one_line(
     file.write_text(f"kind: PDCluster\napiVersion: pdcluster.dev/v1alpha1\n{metadata}\nspec: {{}}\n")
     said = f"pdcluster {command}: {file} has a PDCluster without a name: give it metadata.name\n"
     assert typed(command, "-f", str(file), status=2).err == said
-
-
-@pytest.mark.parametrize(
-    ("written", "read"),
-    [
-        ("2026-11-22", "2026-11-22"), ("22:30", "22:30"), ("1:30.5", "1:30.5"), ("12", 12), ("-7", -7), ("010", 8),
-        ("0x1F", 31), ("1e3", 1000), ("1.5", 1.5), (".5", 0.5), ("1.0", 1), ("32_768", 32768), ("0o", "0o"),
-        ("1_0.5", 10.5), ("0x_", "0x_"), ("true", True), ("'1'", "1"), ("{2: x, true: y}", {"2": "x", "true": "y"}),
-        ("~", None),
-    ],
-)  # fmt: skip
-def test_a_file_is_read_as_kubectl_reads_it(tmp_path: Path, written: str, read: object) -> None:
-    path = tmp_path / "pool.yaml"
-    path.write_text(f"kind: PDCluster\nmetadata: {{name: a}}\nvalue: {written}\n")
-    value = read_file(str(path))["value"]
-    assert (value, type(value)) == (read, type(read))
 
 
 @pytest.mark.parametrize(

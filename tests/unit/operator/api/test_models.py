@@ -7,7 +7,7 @@ from operator_cases.accepted import ACCEPTED, SCALER_ACCEPTED
 from operator_cases.objects import Accepted, By, Refused, pdcluster, scaler
 from operator_cases.refused import REFUSED, SCALER_REFUSED
 from pdcluster_operator.api.base import ApiModel, faults_in
-from pdcluster_operator.api.cluster import Model, PDCluster
+from pdcluster_operator.api.cluster import Model, PDCluster, metadata_problems
 from pdcluster_operator.api.role import RoleSpec
 from pdcluster_operator.api.scaler import PDRoleScaler
 from pdcluster_operator.api.status import ConditionStatus, PDClusterStatus, RoleStatus, WireCondition, summary_of
@@ -66,6 +66,18 @@ def test_a_value_that_is_neither_of_two_types_is_told_once_with_its_cure(path: s
     where = f"spec.{path}.memory" if isinstance(value, dict) else f"spec.{path}"
     (fault,) = faults_in(caught.value)
     assert fault.startswith(f"{where}: {told}")
+
+
+def test_a_name_is_refused_without_a_server_in_the_servers_words() -> None:
+    refused = {case.name: case.message for case in RULE_REFUSED if "metadata.name" in case.changes}
+    told = {case.name: metadata_problems(pdcluster(case.changes)["metadata"]) for case in RULE_REFUSED}
+    assert refused
+    assert {name: problems for name, problems in told.items() if problems}.keys() == refused.keys()
+    assert all(message in "; ".join(told[name]) for name, message in refused.items())
+
+
+def test_metadata_that_the_server_takes_are_no_problem() -> None:
+    assert {metadata_problems(pdcluster(case.changes)["metadata"]) for case in ACCEPTED} == {()}
 
 
 def test_scalers_are_taken_and_refused_alike() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdcluster_operator.api.base import MAX_LABEL
 from pdcluster_operator.core.names import (
-    MAX_LABEL,
     MAX_WORKLOAD,
     child_name,
     cluster_label,

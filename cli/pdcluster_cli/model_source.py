@@ -7,6 +7,7 @@ Whatever ``vllm serve`` takes is accepted, with the same variables (``HF_HOME``,
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +33,16 @@ class ModelSource:
     remark: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables for the engines, which keep them from asking a hub that does not answer."""
+    config_file: Path | None = None
+    """Its ``config.json``; None: it has none, or only a hub has it."""
+
+    def read_config(self) -> Mapping[str, Any]:
+        """The configuration as transformers writes it; empty where it cannot be read here. vLLM says what is wrong."""
+        try:
+            found = json.loads(self.config_file.read_bytes()) if self.config_file else {}
+        except (OSError, ValueError):
+            found = {}
+        return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +67,7 @@ def find_model(name: str, environ: Mapping[str, str], hub: Callable[[], Hub] | N
     """Where the model is. Waits some seconds at most for a hub. ``hub``: makes the hub, if one has to be asked."""
     path = Path(name).expanduser()
     if path.exists():
-        return ModelSource(str(path.resolve()), problem=_folder_problem(path))
+        return ModelSource(str(path.resolve()), problem=_folder_problem(path), config_file=path / "config.json")
     if name.startswith(("/", ".", "~")):
         return ModelSource(name, problem=f"model {path} does not exist: {_WANTED}")
     if "://" in name:
@@ -91,23 +102,38 @@ def _on_modelscope(name: str) -> ModelSource:
 def _on_hub(name: str, hub: Hub) -> ModelSource:
     repository = name.partition(":")[0]  # vLLM takes ORG/MODEL:QUANTISATION for GGUF
     is_cached = has_copy(hub.cache, repository)
+    config = _cached_config(hub.cache, repository)
     if hub.is_offline:
-        return ModelSource(name, problem=None if is_cached else _offline_problem(name, hub))
+        return ModelSource(name, problem=None if is_cached else _offline_problem(name, hub), config_file=config)
     answer = hub.ask(repository)
     if answer.refusal:
         return ModelSource(name, problem=f"model {name} is no folder here, and {hub.endpoint} says: {answer.refusal}")
     if not answer.unreachable:
-        return ModelSource(name)
+        return ModelSource(name, config_file=config)
     if is_cached:
         remark = f"no way to {hub.endpoint} ({answer.unreachable}): the copy in {hub.cache} is served"
-        return ModelSource(name, remark=remark, env={"HF_HUB_OFFLINE": "1"})
+        return ModelSource(name, remark=remark, env={"HF_HUB_OFFLINE": "1"}, config_file=config)
     return ModelSource(name, problem=_unreachable_problem(name, hub, answer.unreachable))
 
 
 def has_copy(cache: Path, repository: str) -> bool:
     """Whether the hub's cache has the configuration, at least, of some revision of the model."""
-    snapshots = cache / f"models--{repository.replace('/', '--')}" / "snapshots"
+    snapshots = _folder_of(cache, repository) / "snapshots"
     return any(True for pattern in _CONFIGS for _ in snapshots.glob(f"*/{pattern}"))
+
+
+def _cached_config(cache: Path, repository: str) -> Path | None:
+    """``config.json`` of the newest revision that was downloaded; None: the cache has none."""
+    folder = _folder_of(cache, repository)
+    try:
+        file = folder / "snapshots" / (folder / "refs" / "main").read_text().strip() / "config.json"
+    except OSError:
+        return None
+    return file if file.is_file() else None
+
+
+def _folder_of(cache: Path, repository: str) -> Path:
+    return cache / f"models--{repository.replace('/', '--')}"
 
 
 def _offline_problem(name: str, hub: Hub) -> str:

@@ -248,9 +248,10 @@ def test_a_missing_model_is_one_line_with_the_cure(start: Callable[..., Local], 
         ),
         (("--decode-tp", "2", "--decode-args", "-tp 4"), 2, "--decode-args: tensor parallel size is both 2 and 4 "),
         (("--decode-args", "--kv-cache-memory-bytes 1125899906842624"), 1, "KV caches of 2 ranks need 1048576.5 GiB, "),
+        (("--prefill-tp", "3"), 1, "prefill TP 3 cannot split the model's 8 attention heads and 2 KV heads: give "),
         (("--start-timeout", "1"), 1, "importing vLLM takes more than 1 s (--start-timeout): see "),
     ],
-    ids=["executor", "two sizes", "memory", "import"],
+    ids=["executor", "two sizes", "memory", "heads", "import"],
 )
 def test_what_can_never_run_ends_with_one_clear_line(
     start: Callable[..., Local], words: tuple[str, ...], status: int, line: str

@@ -25,7 +25,7 @@ from pdcluster_cli import checks
 from pdcluster_cli.engines import LOOPBACK, OFFLINE, SCRATCH, patience_env, preload_modules, secret_env, zygote_env
 from pdcluster_cli.local.chat import ChatError, prove_transfer, served_model, stream_answer
 from pdcluster_cli.local.options import Options, parse_options
-from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks
+from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks, split_problems
 from pdcluster_cli.local.pool import PoolProcess, RouterPlan, find_dead, start_members
 from pdcluster_cli.local.report import build_report, format_report, pushes_in, read_traces, requests_in
 from pdcluster_cli.model_source import ModelSource, find_model
@@ -97,7 +97,7 @@ def _check_and_serve(options: Options) -> int:
     findings.append(checks.check_cache(cache_root(os.environ)))
     problems = [*checks.problems_of(findings), *problems_here(options, machine)]
     model = _find_model(options) if not problems else None
-    problems += [model.problem] if model and model.problem else []
+    problems += _problems_of(model, options) if model else []
     for problem in problems:
         _say(problem)
     if problems or model is None:
@@ -105,6 +105,10 @@ def _check_and_serve(options: Options) -> int:
     for remark in [*remarks(options, machine), *([model.remark] if model.remark else [])]:
         _say(remark)
     return _serve(Run(options, machine, model, _make_run_folder(cache_root(os.environ) / "runs")))
+
+
+def _problems_of(model: ModelSource, options: Options) -> list[str]:
+    return [model.problem] if model.problem else split_problems(options, model.read_config())
 
 
 def _machine(options: Options) -> Machine:
@@ -118,7 +122,8 @@ def _find_model(options: Options) -> ModelSource:
     if options.model is not None:
         return find_model(options.model, os.environ)
     _say("no --model given: a tiny model that says nothing sensible will do")
-    return ModelSource(str(ensure_tiny_model()), env=OFFLINE)
+    folder = ensure_tiny_model()
+    return ModelSource(str(folder), env=OFFLINE, config_file=folder / "config.json")
 
 
 def _serve(run: Run) -> int:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pdcluster_cli.engines import CPU_ARGS, EnginePlan, LocalDevice, PoolRole
 from pdcluster_cli.local.options import Options
-from pdcluster_cli.parallelism import ParallelSizes
+from pdcluster_cli.parallelism import MAX_SIZE, ParallelSizes
 
 ACCELERATOR_SHARE: Final = 0.8
 """Share of an accelerator's memory for all engines on it together. vLLM's default is made for one engine alone."""
@@ -64,8 +64,12 @@ def parallelism_of(options: Options, role: PoolRole) -> ParallelSizes:
 def engine_args(options: Options, role: PoolRole, machine: Machine) -> tuple[str, ...]:
     """vLLM arguments: our defaults first, the user's last, so the user's win."""
     tiny = TINY_MODEL_ARGS if options.model is None else ()
-    own = options.prefill_args if role is PoolRole.PREFILL else options.decode_args
-    return (*_shared_args(options, machine), *tiny, *own)
+    return (*_shared_args(options, machine), *tiny, *args_of(options, role))
+
+
+def args_of(options: Options, role: PoolRole) -> tuple[str, ...]:
+    """The user's own."""
+    return options.prefill_args if role is PoolRole.PREFILL else options.decode_args
 
 
 def device_env(options: Options, machine: Machine, role: PoolRole, number: int) -> dict[str, str | None]:
@@ -86,6 +90,16 @@ def problems_here(options: Options, machine: Machine) -> list[str]:
     """Why this machine cannot run what the options ask for: a line for each reason."""
     found = [_accelerator_problem(options, machine, role) for role in (PoolRole.PREFILL, PoolRole.DECODE)]
     return [problem for problem in (*found, _memory_problem(options, machine)) if problem]
+
+
+def split_problems(options: Options, config: Mapping[str, Any]) -> list[str]:
+    """Why vLLM could not split the model of this ``config.json`` so; empty: it can, or the file does not say.
+
+    Source of truth: vLLM 0.32, ``verify_with_parallel_config`` and ``QKVParallelLinear``. Engines would say so after
+    a minute of imports.
+    """
+    found = [_split_problem(options, role, config) for role in (PoolRole.PREFILL, PoolRole.DECODE)]
+    return [problem for problem in found if problem]
 
 
 def remarks(options: Options, machine: Machine) -> list[str]:
@@ -119,6 +133,44 @@ def _accelerator_problem(options: Options, machine: Machine, role: PoolRole) -> 
         return None
     have = _counted(machine.num_accelerators, "accelerator")
     return f"a {role.value} engine of {ranks} ranks needs {ranks} accelerators, this machine has {have}: split it less"
+
+
+def _split_problem(options: Options, role: PoolRole, config: Mapping[str, Any]) -> str | None:
+    size = parallelism_of(options, role).tensor
+    heads, kv_heads = _heads_in(config)
+    if heads is None or _has_own_config(args_of(options, role)):
+        return None
+    sizes = [one for one in range(1, MAX_SIZE + 1) if heads % one == 0 and _can_share(one, kv_heads or one)]
+    if size in sizes:
+        return None
+    told = _counted(heads, "attention head") + (f" and {_counted(kv_heads, 'KV head')}" if kv_heads else "")
+    return (
+        f"{role.value} TP {size} cannot split the model's {told}: give --{role.value}-tp one of "
+        f"{', '.join(map(str, sizes))}"
+    )
+
+
+def _heads_in(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Attention heads and KV heads; None: not said. Of a model for several kinds of input, those for text. A latent
+    (MLA) is not split, whatever its configuration says of KV heads."""
+    text = config.get("text_config")
+    found = text if isinstance(text, dict) else config
+    heads, kv_heads = (_positive(found.get(name)) for name in ("num_attention_heads", "num_key_value_heads"))
+    return heads, None if "kv_lora_rank" in found else kv_heads
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _can_share(size: int, heads: int) -> bool:
+    """Whether each rank holds as many of the heads, or each head is on as many ranks."""
+    return size % heads == 0 or heads % size == 0
+
+
+def _has_own_config(words: Sequence[str]) -> bool:
+    """Whether the user has vLLM read, or change, another configuration than the model's newest."""
+    return any(word.replace("_", "-").startswith(("--hf-", "--config", "--revision", "--model")) for word in words)
 
 
 def _memory_problem(options: Options, machine: Machine) -> str | None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,8 @@ def copied(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("file", ["config.json", "params.json", "weights.gguf"])
 def test_a_folder_that_vllm_can_load_is_named_by_its_whole_path(tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("{}")
-    assert find_model(str(tmp_path / ".." / tmp_path.name), {}, never) == ModelSource(str(tmp_path))
+    found = find_model(str(tmp_path / ".." / tmp_path.name), {}, never)
+    assert (found.argument, found.problem) == (str(tmp_path), None)
 
 
 def test_a_file_of_weights_that_hold_their_configuration_is_a_model(tmp_path: Path) -> None:
@@ -110,6 +112,29 @@ def test_offline_no_hub_is_asked(copied: Path) -> None:
     problem = find_model("org/other", {}, hub).problem
     assert problem is not None
     assert problem.startswith(f"model org/other is no folder here and not in {copied}, and HF_HUB_OFFLINE is set: ")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [('{"num_attention_heads": 8}', {"num_attention_heads": 8}), ("[]", {}), ("{", {}), (None, {})]
+)
+def test_the_configuration_of_a_folder_is_read_where_it_can_be(
+    tmp_path: Path, written: str | None, read: dict[str, int]
+) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    if written is not None:
+        (tmp_path / "config.json").write_text(written)
+    assert find_model(str(tmp_path), {}, never).read_config() == read
+
+
+@pytest.mark.parametrize("answer", [{}, {"unreachable": "no route"}, {"is_offline": True}])
+def test_the_configuration_of_a_copy_is_that_of_the_newest_revision(copied: Path, answer: dict[str, Any]) -> None:
+    folder = copied / "models--org--name"
+    (folder / "snapshots" / "abc" / "config.json").write_text('{"num_attention_heads": 8}')
+    hub = hub_at(copied, **answer)
+    assert find_model("org/name", {}, hub).read_config() == {}, "no revision is the newest"
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    assert find_model("org/name", {}, hub).read_config() == {"num_attention_heads": 8}
 
 
 def test_the_hub_is_the_one_of_its_librarys_own_variables(tmp_path: Path) -> None:

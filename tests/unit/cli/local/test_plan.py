@@ -16,6 +16,7 @@ from pdcluster_cli.local.plan import (
     plan_engines,
     problems_here,
     remarks,
+    split_problems,
 )
 from pdcluster_cli.parallelism import ParallelSizes
 
@@ -116,3 +117,45 @@ def test_more_ranks_than_cores_are_a_remark_and_no_refusal() -> None:
         "3 ranks share 2 cores: everything takes longer"
     ]
     assert remarks(parse(), Machine(LocalDevice.CPU, 2, 0)) == []
+
+
+QWEN = {"num_attention_heads": 28, "num_key_value_heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "told"),
+    [
+        (["--prefill-tp", "3"], QWEN, ["prefill TP 3 cannot split the model's 28 attention heads and 4 KV heads: give "
+                                       "--prefill-tp one of 1, 2, 4, 28"]),
+        (["--decode-args", "-tp 7"], QWEN, ["decode TP 7 cannot split the model's 28 attention heads and 4 KV heads: "
+                                            "give --decode-tp one of 1, 2, 4, 28"]),
+        (["--prefill-tp", "8"], {"text_config": {"num_attention_heads": 4}, "num_attention_heads": 16},
+         ["prefill TP 8 cannot split the model's 4 attention heads: give --prefill-tp one of 1, 2, 4"]),
+        (["--prefill-tp", "3", "--decode-tp", "5"], {"num_attention_heads": 1},
+         ["prefill TP 3 cannot split the model's 1 attention head: give --prefill-tp one of 1",
+          "decode TP 5 cannot split the model's 1 attention head: give --decode-tp one of 1"]),
+    ],
+)  # fmt: skip
+def test_a_tp_size_that_the_heads_cannot_be_split_by_is_refused_with_those_that_can(
+    words: list[str], config: dict[str, object], told: list[str]
+) -> None:
+    assert split_problems(parse(*words), config) == told
+
+
+@pytest.mark.parametrize(
+    ("words", "config"),
+    [
+        (["--prefill-tp", "4", "--decode-tp", "28"], QWEN),
+        (["--prefill-pp", "3", "--decode-dp", "3"], QWEN),
+        (["--prefill-tp", "7"], {**QWEN, "kv_lora_rank": 512}),  # a latent, which each rank has whole
+        (["--prefill-tp", "3"], {}),
+        (["--prefill-tp", "3"], {"num_attention_heads": None, "num_key_value_heads": [4, 2]}),
+        (["--prefill-tp", "3"], {"text_config": {}, "num_attention_heads": 8}),
+        (["--prefill-tp", "3", "--prefill-args", "--hf_overrides.num_attention_heads=6"], QWEN),
+        (["--decode-tp", "3", "--decode-args", "--revision old"], QWEN),
+    ],
+)
+def test_where_the_configuration_does_not_say_otherwise_vllm_judges_the_tp_size(
+    words: list[str], config: dict[str, object]
+) -> None:
+    assert split_problems(parse(*words), config) == []

@@ -8,7 +8,6 @@ set, no call goes in the clear, whatever the router's URL says.
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.pem_files import FileState, no_password, state_of, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +84,8 @@ class MetaserverTls:
             self._problem = ""
             logger.info("metaserver tls changed")
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        """Numbers that change when a file, or the target of a link, is written or replaced."""
-        return list(map(_state_of, self._files.paths))
+    def _look(self) -> list[FileState]:
+        return list(map(state_of, self._files.paths))
 
 
 def _checked_name(name: str) -> str:
@@ -110,32 +109,11 @@ def _context_of(files: TlsFiles) -> ssl.SSLContext:
         else:
             context.load_default_certs()
     except OSError as error:  # ssl.SSLError is one.
-        raise ConfigError(
-            f"metaserver_ca {files.ca}: {_words_of(error)}: name a file of certificates in PEM"
-        ) from error
+        raise ConfigError(f"metaserver_ca {files.ca}: {words_of(error)}: name a file of certificates in PEM") from error
     try:
         if files.cert:
-            context.load_cert_chain(files.cert, files.key, password=_no_password)
+            context.load_cert_chain(files.cert, files.key, password=no_password)
     except OSError as error:
         both = f"metaserver_cert {files.cert} and metaserver_key {files.key}"
-        raise ConfigError(f"{both}: {_words_of(error)}: give a certificate and its key in PEM, no password") from error
+        raise ConfigError(f"{both}: {words_of(error)}: give a certificate and its key in PEM, no password") from error
     return context
-
-
-def _words_of(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return error.reason.lower().replace("_", " ") if error.reason else "OpenSSL cannot read it"
-    return error.strerror or str(error)
-
-
-def _no_password() -> str:
-    """Without it OpenSSL would ask for a password at the terminal."""
-    return ""
-
-
-def _state_of(path: str) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116  # the setting is text
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -16,7 +16,6 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.files.pem import KeyPair, day_of, modern, trust_those_in
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.http.engine_tls import EngineDoor
@@ -44,7 +43,7 @@ class EngineTrust:
         paths = [self._ca] if self._ca else []
         if self._pair is not None:
             paths += [self._pair.cert, self._pair.key]
-        self.watch = FileWatch(paths, settings.tls_interval_s, self._read, _not_changed) if paths else None
+        self.watch = FileWatch("engines' tls", paths, settings.tls_interval_s, self._read) if paths else None
         """None: there are no files."""
         self._context: ssl.SSLContext | None = None
         """None: there are no files, and no engine with TLS was asked yet."""
@@ -74,10 +73,6 @@ class EngineTrust:
         """Takes the files as they are now. Raises: ConfigError: All stays as it is."""
         self._context, self.expires_at = engine_context(self._ca, self._pair)
         logger.info("engines' tls changed expires=%s", day_of(self.expires_at) if self.expires_at else "-")
-
-
-def _not_changed(error: ConfigError) -> None:
-    logger.warning("engines' tls not changed reason=%s", error)
 
 
 class _LastReason:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.pem_files import no_password, words_of
 from pdcluster_router.files.reading import read_file
 
 ALPN: Final = ["http/1.1"]
@@ -43,7 +44,7 @@ class KeyPair:
         self._check_key()
         both = f"{self.cert_flag} {self.cert} and {self.key_flag} {self.key}"
         try:
-            context.load_cert_chain(self.cert, self.key, password=_no_password)
+            context.load_cert_chain(self.cert, self.key, password=no_password)
         except ssl.SSLError as error:
             raise ConfigError(f"{both}: {_problem_of(error)}") from error
         except OSError as error:  # One of the files is gone since.
@@ -114,19 +115,9 @@ def modern(context: ssl.SSLContext) -> ssl.SSLContext:
     return context
 
 
-def words_of(error: ssl.SSLError) -> str:
-    """OpenSSL's reason, for people."""
-    return error.reason.lower().replace("_", " ") if error.reason else "OpenSSL cannot read it"
-
-
 def day_of(unix_s: float) -> str:
     """The date of a time, UTC."""
     return datetime.fromtimestamp(unix_s, UTC).date().isoformat()
-
-
-def _no_password() -> str:
-    """An empty password: without this function OpenSSL would ask at the terminal."""
-    return ""
 
 
 def _problem_of(error: ssl.SSLError) -> str:

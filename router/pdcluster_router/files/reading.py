@@ -1,20 +1,14 @@
-"""One file that may be replaced at any time: its content, and the numbers by which a change is noticed.
-
-Kubernetes replaces a mounted Secret by another target of a link.
-"""
+"""Reads one file that a flag names, and that may be replaced at any time."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
 
 MAX_FILE_BYTES: Final = 1 << 20
-
-FileState: TypeAlias = tuple[int, int, int] | None
-"""Numbers that change when a file is written or replaced, also behind a link. None: it cannot be looked at."""
 
 
 def read_file(path: Path, flag: str) -> bytes:
@@ -31,15 +25,6 @@ def read_file(path: Path, flag: str) -> bytes:
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigError(f"{flag} {path}: it is larger than {MAX_FILE_BYTES} bytes: name another file")
     return raw
-
-
-def state_of(path: Path) -> FileState:
-    """The state of the file now, to compare with that of an earlier look."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _open_at_once(path: str, flags: int) -> int:

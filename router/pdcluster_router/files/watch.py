@@ -5,31 +5,32 @@
 
 Files that cannot be used may become usable as they are: a certificate of tomorrow, or no descriptor for a moment.
 Kubernetes replaces a mounted Secret without a word, so the files are looked at every few seconds. Their owner reads
-them, and decides what is logged.
+them, and logs what it has read; each reason why they cannot be used is logged once, here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.files.reading import FileState, state_of
+from pdcluster_protocol.pem_files import FileState, state_of
+
+logger = logging.getLogger(__name__)
 
 
 class FileWatch:
     """Some files that are read together. Event loop only."""
 
-    def __init__(
-        self, paths: Sequence[Path], interval_s: float, read: Callable[[], None], on_bad: Callable[[ConfigError], None]
-    ) -> None:
-        """Make it before the files are read for the first time. ``read``: reads all of them anew; it raises
-        ConfigError, and changes nothing, where they cannot be used. ``on_bad``: called once for each such reason."""
+    def __init__(self, what: str, paths: Sequence[Path], interval_s: float, read: Callable[[], None]) -> None:
+        """Make it before the files are read for the first time. ``what``: they hold, for the log. ``read``: reads all
+        of them anew; it raises ConfigError, and changes nothing, where they cannot be used."""
+        self._what = what
         self._paths = tuple(paths)
         self._interval_s = interval_s
         self._read = read
-        self._on_bad = on_bad
         self._problem = ""
         """Why the files could not be used when they were read last; empty: they could."""
         self._looked_at = self._look()
@@ -55,7 +56,7 @@ class FileWatch:
         except ConfigError as error:
             told, self._problem = self._problem, str(error)
             if self._problem != told:
-                self._on_bad(error)
+                logger.warning("%s not changed reason=%s", self._what, error)
         else:
             self._problem = ""
 

@@ -42,7 +42,7 @@ class Access:
         """Raises: ConfigError: The file of keys cannot be used."""
         self._path = settings.api_key_file
         self.watch = (
-            FileWatch([self._path], settings.api_key_interval_s, self._read, _not_changed) if self._path else None
+            FileWatch("api keys", [self._path], settings.api_key_interval_s, self._read) if self._path else None
         )
         """None: there is no file."""
         self.keys = read_keys(self._path) if self._path else None
@@ -85,10 +85,6 @@ class Access:
         self.keys = read_keys(self._path)
         self.uses.follow(self.keys.limits)
         logger.info("api keys changed names=%s", ",".join(self.keys.names))
-
-
-def _not_changed(error: ConfigError) -> None:
-    logger.warning("api keys not changed reason=%s", error)
 
 
 def _error_of(client: str, refusal: OverLimit) -> ApiError:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.files.pem import KeyPair, day_of, modern, trust_those_in
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.settings import Settings
@@ -37,7 +36,7 @@ class Certificate:
         """
         self._pair = KeyPair(cert, key, flags[0], flags[1], "clients")
         self._ca = ca
-        self.watch = FileWatch([path for path in (cert, key, ca) if path], interval_s, self._read, _not_changed)
+        self.watch = FileWatch("tls certificate", [path for path in (cert, key, ca) if path], interval_s, self._read)
         self.context, self.expires_at = load_certificate(self._pair, ca)
         """The context for the next client, another object when the files have changed; its end in Unix seconds."""
 
@@ -45,10 +44,6 @@ class Certificate:
         """Takes the certificate of the files as they are now. Raises: ConfigError: The certificate stays as it is."""
         self.context, self.expires_at = load_certificate(self._pair, self._ca)
         logger.info("tls certificate changed expires=%s", day_of(self.expires_at))
-
-
-def _not_changed(error: ConfigError) -> None:
-    logger.warning("tls certificate not changed reason=%s", error)
 
 
 def certificate_of(settings: Settings) -> Certificate | None:

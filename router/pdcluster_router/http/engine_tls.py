@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pdcluster_protocol.pem_files import words_of
 from pdcluster_router.files.pem import day_of
 from pdcluster_router.http.connection import Cut, ResponseLost
 from pdcluster_router.http.handshakes import HandshakeRow
@@ -211,7 +212,7 @@ _UNHEARD: Final = (
 def _problem_of(error: ssl.SSLError, tls: ssl.SSLObject, door: EngineDoor) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _certificate_problem(error, _shown(tls), door)
-    words = (error.reason or "nonsense").lower().replace("_", " ")
+    words = words_of(error, "nonsense")
     if "alert" not in words:
         return f"its TLS makes no sense ({words}): see that {door.name} is the engine, and its log"
     cure = _OUR_CERTIFICATE if "certificate" in words or "unknown ca" in words else _SEE_LOG

@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from typing import Final
 
+from pdcluster_protocol.pem_files import words_of
 from pdcluster_router.http.handshakes import TlsPort
 from pdcluster_router.http.records import TlsTransport
 
@@ -118,4 +119,4 @@ def _reason_of(error: ssl.SSLError) -> str:
         return f"the client's certificate: {error.verify_message}"
     if error.reason == _NO_CERTIFICATE:
         return "the client has shown no certificate"
-    return (error.reason or "nonsense").lower().replace("_", " ")
+    return words_of(error, "nonsense")

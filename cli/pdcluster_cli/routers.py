@@ -159,12 +159,12 @@ async def _ask_pod(reader: KubeReader, path: str) -> bytes | str:
         return f"{error} ({cure}; else `kubectl port-forward` to port {INTERNAL_PORT}, and --url)"
 
 
-class _Metadata(msgspec.Struct):
+class _PodMetadata(msgspec.Struct):
     name: str
 
 
 class _Pod(msgspec.Struct):
-    metadata: _Metadata
+    metadata: _PodMetadata
 
 
 class _Pods(msgspec.Struct):

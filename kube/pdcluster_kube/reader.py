@@ -36,7 +36,7 @@ class ApiStatusError(Unavailable):
         self.reason = reason
 
 
-class _Status(msgspec.Struct):
+class _ApiRefusal(msgspec.Struct):
     """An API server's refusal (meta/v1, Status)."""
 
     message: str = ""
@@ -155,9 +155,9 @@ async def _refusal(response: aiohttp.ClientResponse, deadline: float) -> ApiStat
     body = await _read_whole(response, deadline, _MAX_STATUS_BYTES)
     value = response.headers.get("Retry-After", "")
     try:
-        said = msgspec.json.decode(body, type=_Status)
+        said = msgspec.json.decode(body, type=_ApiRefusal)
     except msgspec.DecodeError:
-        said = _Status(body.decode("utf-8", "replace"))
+        said = _ApiRefusal(body.decode("utf-8", "replace"))
     retry_after_s = float(value) if value.isdecimal() else 0.0
     return ApiStatusError(response.status, retry_after_s, " ".join(said.message.split())[:_MAX_QUOTED], said.reason)
 

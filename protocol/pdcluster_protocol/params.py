@@ -172,7 +172,7 @@ class Receipt(msgspec.Struct, frozen=True):
     """The protocol by which the bytes came."""
 
 
-class _Reply(msgspec.Struct, frozen=True):
+class _PrefillReply(msgspec.Struct, frozen=True):
     kv_transfer_params: PushRefusal | None = None
 
 
@@ -298,7 +298,7 @@ def digest_tokens(token_ids: Sequence[int]) -> str:
 def refusal_in(reply: bytes) -> str:
     """Why prefill did not push, from the JSON body of its answer; empty: the answer has no reason."""
     try:
-        params = msgspec.json.decode(reply, type=_Reply).kv_transfer_params
+        params = msgspec.json.decode(reply, type=_PrefillReply).kv_transfer_params
     except (msgspec.ValidationError, msgspec.DecodeError):
         return ""
     return params.pdcluster_reason if params else ""

@@ -54,7 +54,7 @@ class LayerwiseReservation(msgspec.Struct, frozen=True, kw_only=True):
         return min((len(ids) * size * self.remote_dcp_size for ids, size in sizes), default=0)
 
 
-class _Name(msgspec.Struct, frozen=True):
+class _NamedRequest(msgspec.Struct, frozen=True):
     request_id: str
 
 
@@ -69,7 +69,7 @@ def request_id_in(body: bytes | bytearray) -> str:
         ProtocolError: The body has none.
     """
     try:
-        return msgspec.json.decode(body, type=_Name).request_id
+        return msgspec.json.decode(body, type=_NamedRequest).request_id
     except _NO_JSON as error:
         raise ProtocolError(f"the call names no request_id: {error}") from error
 

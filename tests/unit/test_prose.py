@@ -131,6 +131,15 @@ def test_a_private_name_of_a_type_has_one_meaning_in_a_package() -> None:
         assert {name for name, times in count.items() if times > 1} == set(), package
 
 
+def test_a_private_name_of_a_type_is_no_public_one_of_another_package() -> None:
+    names = {
+        name for package in PRODUCT for file in (ROOT / package).rglob("*.py") for name in types_of(file.read_text())
+    }
+    private = {name.lstrip("_") for name in names if name.startswith("_")}
+    assert private
+    assert private & names == set()
+
+
 def test_the_glossary_explains_a_word_once() -> None:
     count = Counter(words_of((ROOT / "docs" / "glossary.md").read_text()))
     assert len(count) > 100

@@ -96,7 +96,7 @@ def _check_and_serve(options: Options) -> int:
     findings.append(checks.check_device(machine.device))
     findings.append(checks.check_cache(cache_root(os.environ)))
     problems = [*checks.problems_of(findings), *problems_here(options, machine)]
-    model = _find_model(options) if not problems else None
+    model = _model_of(options) if not problems else None
     problems += _problems_of(model, options) if model else []
     for problem in problems:
         _say(problem)
@@ -117,7 +117,7 @@ def _machine(options: Options) -> Machine:
     return Machine(device, num_cores, checks.count_accelerators(device), checks.free_bytes())
 
 
-def _find_model(options: Options) -> ModelSource:
+def _model_of(options: Options) -> ModelSource:
     """The user's model, or else the tiny one, which we make here and which needs no hub."""
     if options.model is not None:
         return find_model(options.model, os.environ)

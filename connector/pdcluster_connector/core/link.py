@@ -22,7 +22,7 @@ from pdcluster_protocol.bounds import MAX_BYTES, MAX_SIDE
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
-_Key: TypeAlias = tuple[str, int, int]
+_RegionKey: TypeAlias = tuple[str, int, int]
 """Layer name, number of the region in its layer, KV group."""
 
 
@@ -169,7 +169,7 @@ def full_coverage(decode: RankLayout) -> Fraction:
     return Fraction(sum(_local_heads(region, decode) for region in decode.regions))
 
 
-def _require_same_layers(ours: AbstractSet[_Key], theirs: AbstractSet[_Key]) -> None:
+def _require_same_layers(ours: AbstractSet[_RegionKey], theirs: AbstractSet[_RegionKey]) -> None:
     if differing := sorted(f"{name}[{index}] of group {group}" for name, index, group in ours ^ theirs):
         raise ProtocolError(
             f"prefill and decode do not both have KV regions {', '.join(differing[:4])}: serve one model, "
@@ -365,7 +365,7 @@ def _refuse(region: RegionLayout, values: str, cure: str) -> NoReturn:
     raise ProtocolError(f"layer {region.layer_name} has {values}: {cure}")
 
 
-def _numbered(regions: Sequence[RegionLayout]) -> Iterator[tuple[_Key, RegionLayout]]:
+def _numbered(regions: Sequence[RegionLayout]) -> Iterator[tuple[_RegionKey, RegionLayout]]:
     """Each region with its layer's name, its place among the regions of that layer, and its group."""
     seen: Counter[str] = Counter()
     for region in regions:

@@ -74,7 +74,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Refused:
+class _RefusedRank:
     reason: str
     until: float
 
@@ -87,7 +87,7 @@ class Peers:
     """The one that was silent longest comes first."""
     _newest: dict[_Rank, PeerId] = field(default_factory=dict)
     """The peer that speaks for each rank now."""
-    _refused: dict[PeerId, _Refused] = field(default_factory=dict)
+    _refused: dict[PeerId, _RefusedRank] = field(default_factory=dict)
 
     def get(self, peer: PeerId | None) -> Peer | None:
         """The peer, if it was welcomed and not forgotten."""
@@ -118,7 +118,7 @@ class Peers:
         self.forget(peer)
         if len(self._refused) >= MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        self._refused[peer] = _Refused(reason, now + EARLY_S)
+        self._refused[peer] = _RefusedRank(reason, now + EARLY_S)
 
     def heard(self, peer: PeerId, *, now: float) -> None:
         """A welcome peer has said something."""

@@ -153,7 +153,7 @@ def plan_rounds(
         ValueError: An item does not fit its blocks, or one piece does not fit staging memory. Alike on every rank.
     """
     _require_pieces(shapes, items)
-    table = _Table.of(items, shapes[0].pages.block_tokens)
+    table = _PieceTable.of(items, shapes[0].pages.block_tokens)
     bounds = _cut(_owned_bytes(us.tp_size, shapes, items, table), staging_bytes)
     cut = (table.between(first, last) for first, last in bounds)
     return tuple(Round(tuple(_plan_region(us, shape, items, part) for shape in shapes)) for part in cut)
@@ -173,24 +173,24 @@ def write_rows(part: StagedPart, item: ReshardItem, decode: TokenPages) -> ByteR
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Table:
+class _PieceTable:
     """Every wanted piece of every item, in order: its item and its first position."""
 
     items: Offsets
     tokens: Offsets
 
     @classmethod
-    def of(cls, items: Sequence[ReshardItem], block_tokens: int) -> _Table:
+    def of(cls, items: Sequence[ReshardItem], block_tokens: int) -> _PieceTable:
         tokens = [item.wanted_tokens(block_tokens) for item in items]
         numbers = np.repeat(np.arange(len(items)), [len(of_item) for of_item in tokens])
         return cls(numbers.astype(np.int64), np.concatenate([np.empty(0, np.int64), *tokens]))
 
-    def between(self, first: int, last: int) -> _Table:
-        return _Table(self.items[first:last], self.tokens[first:last])
+    def between(self, first: int, last: int) -> _PieceTable:
+        return _PieceTable(self.items[first:last], self.tokens[first:last])
 
-    def of_items(self, numbers: Sequence[int]) -> _Table:
+    def of_items(self, numbers: Sequence[int]) -> _PieceTable:
         chosen = np.isin(self.items, numbers)
-        return _Table(self.items[chosen], self.tokens[chosen])
+        return _PieceTable(self.items[chosen], self.tokens[chosen])
 
 
 def _require_pieces(shapes: Sequence[TokenShape], items: Sequence[ReshardItem]) -> None:
@@ -217,7 +217,9 @@ def _feeds(shape: TokenShape, prefill_tp: int, decode_tp: int) -> tuple[Feed, ..
     return plan_feeds(prefill_tp, decode_tp, shape.kv_heads)
 
 
-def _owned_bytes(prefill_tp: int, shapes: Sequence[TokenShape], items: Sequence[ReshardItem], table: _Table) -> Offsets:
+def _owned_bytes(
+    prefill_tp: int, shapes: Sequence[TokenShape], items: Sequence[ReshardItem], table: _PieceTable
+) -> Offsets:
     """Bytes of each piece that each rank stages: ``[piece, rank]``."""
     owned = np.zeros((len(table.tokens), prefill_tp), np.int64)
     for (decode_tp, piece_tokens), numbers in _families(items).items():
@@ -259,7 +261,7 @@ def _cut(owned: Offsets, staging_bytes: int) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _plan_region(us: GroupRank, shape: TokenShape, items: Sequence[ReshardItem], table: _Table) -> RegionRound:
+def _plan_region(us: GroupRank, shape: TokenShape, items: Sequence[ReshardItem], table: _PieceTable) -> RegionRound:
     draft = _Draft(us, shape)
     for (decode_tp, piece_tokens), numbers in _families(items).items():
         feeds = _feeds(shape, us.tp_size, decode_tp)
@@ -270,7 +272,7 @@ def _plan_region(us: GroupRank, shape: TokenShape, items: Sequence[ReshardItem],
     return draft.finish()
 
 
-def _sources(pages: TokenPages, items: Sequence[ReshardItem], table: _Table) -> Offsets:
+def _sources(pages: TokenPages, items: Sequence[ReshardItem], table: _PieceTable) -> Offsets:
     numbers, starts = np.unique(table.items, return_index=True)
     blocks = [
         pages.blocks_at(tokens, items[number].start, items[number].prefill_blocks)

@@ -77,7 +77,7 @@ class DecodeEngine:
 
 
 @dataclass(slots=True)
-class _Request:
+class _AwaitedRequest:
     """One request that asked for remote prefill."""
 
     token_ids: Sequence[int]
@@ -113,7 +113,7 @@ class DecodeScheduler:
         self._engine = engine
         self._metaserver = metaserver
         self._outcomes = outcomes
-        self._requests: dict[RequestId, _Request] = {}
+        self._requests: dict[RequestId, _AwaitedRequest] = {}
         self._transfers: dict[TransferId, RequestId] = {}
         self._expects: list[Expect] = []
         self._ended: list[PrefillEnded] = []
@@ -128,16 +128,16 @@ class DecodeScheduler:
             parsed = parse_decode_params(params)
             self._engine.secret.check(parsed.token, parsed.transfer_id, parsed.attempt, parsed.deadline_ms)
         except ProtocolError as error:
-            self._requests[request_id] = _Request(token_ids, now, None, str(error))
+            self._requests[request_id] = _AwaitedRequest(token_ids, now, None, str(error))
             return
         if parsed.transfer_id in self._transfers:
             # A second sequence of one request (n, best_of), or a client's own parameters: prefill was told of other
             # blocks. Or vLLM's API layer repeats the request under a new id, after a load failure or a timeout: vLLM
             # aborts that one before it is scheduled.
-            self._requests[request_id] = _Request(token_ids, now, None, _second_sequence(parsed.transfer_id))
+            self._requests[request_id] = _AwaitedRequest(token_ids, now, None, _second_sequence(parsed.transfer_id))
             return
         self._transfers[parsed.transfer_id] = request_id
-        self._requests[request_id] = _Request(token_ids, deadline_after(parsed.deadline_ms, now=now), parsed)
+        self._requests[request_id] = _AwaitedRequest(token_ids, deadline_after(parsed.deadline_ms, now=now), parsed)
 
     def external_tokens(self, request_id: RequestId, computed_tokens: int) -> int:
         """How many prompt tokens after ``computed_tokens`` a push shall bring; 0: no push is wanted."""
@@ -228,7 +228,7 @@ class DecodeScheduler:
         )
         self._posts.append((request_id, request.params.metaserver, again, request.deadline))
 
-    def _prefill_locally(self, request_id: RequestId, request: _Request, now: float) -> None:
+    def _prefill_locally(self, request_id: RequestId, request: _AwaitedRequest, now: float) -> None:
         """Decode asks for no push, now or after a preemption. The router is told; its answer changes nothing."""
         request.is_over = True
         if request.num_missing > 1:
@@ -246,7 +246,7 @@ class DecodeScheduler:
             )
             self._posts.append((request_id, params.metaserver, said, request.deadline))
 
-    def _abort(self, request_id: RequestId, request: _Request) -> None:
+    def _abort(self, request_id: RequestId, request: _AwaitedRequest) -> None:
         self._metaserver.cancel(request_id)
         if request.is_settled:
             self._cancels.append(Cancel(request_id, "the request was aborted on decode"))
@@ -263,7 +263,7 @@ class DecodeScheduler:
         log_failure(TransferFailure.PREFILL_FAILED, request_id, transfer_id, reason=outcome.reason)
         self._cancels.append(Cancel(request_id, f"prefill failed: {outcome.reason}"))
 
-    def _expect_failure(self, request_id: RequestId, request: _Request, now: float) -> None:
+    def _expect_failure(self, request_id: RequestId, request: _AwaitedRequest, now: float) -> None:
         """Fail the request in vLLM's own way: it must first wait for KV, then hear that none comes."""
         log_failure(TransferFailure.TRANSFER_REFUSED, request_id, reason=request.refusal)
         transfer = TransferId(f"{_REFUSED}:{request_id}")
@@ -275,7 +275,7 @@ class DecodeScheduler:
     def _reservation(
         self,
         request_id: RequestId,
-        request: _Request,
+        request: _AwaitedRequest,
         params: DecodeParams,
         block_ids: Sequence[Sequence[int]],
         external_tokens: int,

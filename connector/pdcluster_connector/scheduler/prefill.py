@@ -55,7 +55,7 @@ class Scheduled:
 
 
 @dataclass(slots=True)
-class _Transfer:
+class _OutgoingTransfer:
     """One request on its way to a decode engine."""
 
     reservation: Reservation
@@ -125,10 +125,10 @@ class PrefillScheduler:
         self._life = life
         self._engine = engine
         self._is_serial = timing is PushTiming.SERIAL
-        self._transfers: dict[RequestId, _Transfer] = {}
+        self._transfers: dict[RequestId, _OutgoingTransfer] = {}
         self._refusals: dict[RequestId, str] = {}
         self._keys = _UsedKeys()
-        self._unfreed: dict[RequestId, _Transfer] = {}
+        self._unfreed: dict[RequestId, _OutgoingTransfer] = {}
         """Ended requests whose blocks workers may still read."""
 
     def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
@@ -175,7 +175,7 @@ class PrefillScheduler:
             if transfer := self._unfreed.pop(request_id, None):
                 self._keys.freed(transfer.key, deadline=transfer.deadline)
 
-    def _accept(self, params: object, token_ids: Sequence[int], now: float) -> _Transfer:
+    def _accept(self, params: object, token_ids: Sequence[int], now: float) -> _OutgoingTransfer:
         reservation = parse_reservation(params)
         self._secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
         check_seal(reservation, self._secret)
@@ -189,7 +189,7 @@ class PrefillScheduler:
                     f"needs {needed}: run the same pdcluster on both engines"
                 )
         deadline = deadline_after(reservation.deadline_ms, now=now)
-        transfer = _Transfer(reservation, deadline, prompt, [0] * len(prompt.groups))
+        transfer = _OutgoingTransfer(reservation, deadline, prompt, [0] * len(prompt.groups))
         self._keys.begin(transfer.key)
         return transfer
 
@@ -235,7 +235,7 @@ class PrefillScheduler:
     def _next_slice(
         self,
         item: Scheduled,
-        transfer: _Transfer,
+        transfer: _OutgoingTransfer,
         block_table_of: Callable[[RequestId], BlockTable],
         now: float,
     ) -> PushSlice | None:
@@ -258,7 +258,7 @@ class PrefillScheduler:
 
 def _slice(
     request_id: RequestId,
-    transfer: _Transfer,
+    transfer: _OutgoingTransfer,
     spans: Sequence[TokenSpan],
     held: Sequence[Sequence[int]],
     now: float,
@@ -278,7 +278,7 @@ def _slice(
     )
 
 
-def _content(transfer: _Transfer, tables: Sequence[Sequence[int]]) -> ContentOrder | None:
+def _content(transfer: _OutgoingTransfer, tables: Sequence[Sequence[int]]) -> ContentOrder | None:
     """The positions that decode works out from its own table, and our table as vLLM has it. Nothing comes from the
     push's plan."""
     check = transfer.reservation.content_check

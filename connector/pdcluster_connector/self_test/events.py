@@ -97,7 +97,7 @@ class _Question:
     begun_s: float
 
 
-_Answer: TypeAlias = EventVerdict | Exception
+_Judged: TypeAlias = EventVerdict | Exception
 
 
 class _Watcher:
@@ -106,7 +106,7 @@ class _Watcher:
     def __init__(self, device: Device, where: torch.device, work: LongWork, patience: Patience) -> None:
         self._device, self._where, self._work, self._patience = device, where, work, patience
         self._questions: SimpleQueue[_Question | None] = SimpleQueue()
-        self._answers: SimpleQueue[_Answer] = SimpleQueue()
+        self._answers: SimpleQueue[_Judged] = SimpleQueue()
         # A thread that hangs in a driver must not keep the process from ending.
         self._thread = threading.Thread(target=self._main, name="pdcluster-self-test", daemon=True)
         self._thread.start()

@@ -87,7 +87,7 @@ class MooncakeTransport:
         self._engine: InUse[Any] = InUse(engine, free_engine)
         self._session = f"{settings.host}:{engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
-        self._submits = _choose_submits(settings, engine)
+        self._submits = _submits_of(settings, engine)
         self._submitted: dict[WriteId, Submitted] = {}
         self._openings = Openings(Backend(self._probe, self._deliver, self._refuse))
 
@@ -278,7 +278,7 @@ def _start_engine(settings: TransportSettings) -> Any:
     return engine
 
 
-def _choose_submits(settings: TransportSettings, engine: Any) -> Submits:
+def _submits_of(settings: TransportSettings, engine: Any) -> Submits:
     from mooncake import engine as binding  # loaded already: ``engine`` is one of its objects
 
     load = partial(ctypes.PyDLL, binding.__file__)

@@ -41,7 +41,7 @@ class Use(Enum):
     the device's completion (``rdma_transport/worker_pool.cpp``)."""
 
 
-class _Engine:
+class _OpenTransport:
     """A transport that is closed once, however many ask. Any thread."""
 
     def __init__(self, transport: Transport) -> None:
@@ -63,7 +63,7 @@ class _Engine:
 class SharedTransport:
     """One user's handle. As ``Transport``; its memory is registered already."""
 
-    def __init__(self, engine: _Engine, use: Use) -> None:
+    def __init__(self, engine: _OpenTransport, use: Use) -> None:
         self._engine = engine
         self._use = use
         self._is_closed = self._is_in_doubt = False
@@ -141,7 +141,7 @@ class SharedSessions(Sessions):
         self._use = use
         self._opening_lock = threading.Lock()
         self._is_closed = False
-        self._engine = _Engine(make())
+        self._engine = _OpenTransport(make())
 
     def open(self) -> Transport:
         """As ``Sessions.open``.
@@ -154,7 +154,7 @@ class SharedSessions(Sessions):
                 raise ConfigError("this rank is closing: no session is opened any more")
             if not self._engine.is_open:
                 self._engine.close()  # another thread may be at it: two would register more than some devices take
-                self._engine = _Engine(self._make())
+                self._engine = _OpenTransport(self._make())
             return SharedTransport(self._engine, self._use)
 
     def leave(self, session: str) -> None:

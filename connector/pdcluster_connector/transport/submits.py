@@ -142,7 +142,7 @@ class Batches(Protocol):
         """Frees a batch whose writes are all over. The caller never names it again."""
 
 
-class _Status(ctypes.Structure):
+class _MooncakeStatus(ctypes.Structure):
     """``mooncake::Status``: a code of 16 bits, and a text that we do not read.
 
     Declared longer than it is: ctypes then has it written where the caller says, as C++ returns a class. It does so
@@ -167,9 +167,9 @@ class LibraryBatches:
         """
         self._engine = ctypes.c_void_p(engine)
         self._allocate = _function(library, _ALLOCATE, ctypes.c_uint64, ctypes.c_size_t)
-        self._free = _function(library, _FREE, _Status, ctypes.c_uint64)
+        self._free = _function(library, _FREE, _MooncakeStatus, ctypes.c_uint64)
         self._status = _function(
-            library, _STATUS, _Status, ctypes.c_uint64, ctypes.c_size_t, ctypes.POINTER(_TransferStatus)
+            library, _STATUS, _MooncakeStatus, ctypes.c_uint64, ctypes.c_size_t, ctypes.POINTER(_TransferStatus)
         )
 
     @property

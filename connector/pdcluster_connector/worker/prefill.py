@@ -43,7 +43,7 @@ class _Sending:
 
 
 @dataclass(slots=True)
-class _Step:
+class _ForwardPass:
     """The forward pass that runs now: which lanes it feeds and which regions it has saved."""
 
     number: int
@@ -72,7 +72,7 @@ class PrefillWorker:
         self._ranks_of: dict[tuple[int, int], list[int]] = {}
         """By decode's TP size and stages: its ranks that this one writes to."""
         self._is_layerwise = context.settings.push is PushTiming.LAYERWISE
-        self._step = _Step(0)
+        self._step = _ForwardPass(0)
 
     def begin_step(self, step: PrefillStep) -> None:
         """The lanes know which blocks this forward pass completes."""
@@ -85,7 +85,7 @@ class PrefillWorker:
         for push in pushes:
             for lane in push.lanes:
                 by_lane.setdefault(lane, []).append(push.part)
-        self._step = _Step(number, bool(pushes), tuple(by_lane))
+        self._step = _ForwardPass(number, bool(pushes), tuple(by_lane))
         for lane, parts in by_lane.items():
             lane.post(StepBegun(number, now, tuple(parts)))
         if pushes:
@@ -110,7 +110,7 @@ class PrefillWorker:
         for lane in self._step.lanes:
             lane.post(StepEnded(self._step.number, now))
         self._resharding.end_step()
-        self._step = _Step(self._step.number)
+        self._step = _ForwardPass(self._step.number)
 
     def protect_preempted(self, request_ids: Iterable[RequestId]) -> None:
         """No lane reads the blocks of these requests any more, or their pushes are given up.

@@ -32,7 +32,7 @@ class Truth(Enum):
     UNKNOWN = "Unknown"
 
 
-class _Told(Enum):
+class _Explained(Enum):
     """A word that users meet in a status or an Event.
 
     ``means``: for the reference page. ``cure``: what the user should do; empty where nothing has to be done.
@@ -50,7 +50,7 @@ class _Told(Enum):
         return told
 
 
-class Reason(_Told):
+class Reason(_Explained):
     """Why a condition has its truth. In one condition a reason always has the same truth."""
 
     VALID = ("Valid", "the spec can be carried out")
@@ -140,7 +140,7 @@ class Reason(_Told):
     SERVING = ("Serving", "all instances are ready, and a transfer was verified")
 
 
-class EventReason(_Told):
+class EventReason(_Explained):
     """Reasons of Events that tell of no condition."""
 
     TAKEN_BACK = (

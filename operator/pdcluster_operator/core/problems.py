@@ -103,7 +103,7 @@ def deaths_of(status: StatusPart, *, is_going: bool) -> tuple[Death, ...]:
 def counted(now: Iterable[Death], before: Iterable[Death], *, is_same_pod: bool) -> tuple[Death, ...]:
     """``now``, with rows that began in ``before``: an earlier picture of this pod, or of the pod that had its name."""
     known = {one.container: one if is_same_pod else replace(one, count=0) for one in before}
-    seen = {one.container: _counted(one, known.get(one.container)) for one in now}
+    seen = {one.container: _recounted(one, known.get(one.container)) for one in now}
     carried = {name: one for name, one in known.items() if not one.count and one.cause}
     return tuple(one for one in {**carried, **seen}.values())
 
@@ -178,7 +178,7 @@ def _are_near(count: int, started_s: int, began_s: int, ended_s: int) -> bool:
     return not started_s or ended_s - started_s <= count * longest_s
 
 
-def _counted(now: Death, known: Death | None) -> Death:
+def _recounted(now: Death, known: Death | None) -> Death:
     if known is None or not now.cause:
         return now
     new = now.count - known.count

@@ -102,7 +102,7 @@ class KubernetesEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class _Judgement:
     """A condition before it has times."""
 
     truth: Truth
@@ -178,44 +178,44 @@ def _verified(facts: Facts, before: Status | None) -> str:
     return "" if is_lost and remembered == facts.target else remembered
 
 
-def _accepted(facts: Facts) -> _Finding:
+def _accepted(facts: Facts) -> _Judgement:
     if facts.refusal:
-        return _Finding(Truth.FALSE, Reason.REFUSED, facts.refusal)
+        return _Judgement(Truth.FALSE, Reason.REFUSED, facts.refusal)
     if facts.unknown_fields:
         told = f"the spec is carried out without {', '.join(facts.unknown_fields)}: this operator does not know them"
-        return _Finding(Truth.TRUE, Reason.UNKNOWN_FIELDS, told)
-    return _Finding(Truth.TRUE, Reason.VALID, "the spec can be carried out")
+        return _Judgement(Truth.TRUE, Reason.UNKNOWN_FIELDS, told)
+    return _Judgement(Truth.TRUE, Reason.VALID, "the spec can be carried out")
 
 
-def _role_ready(facts: Facts, role: Role) -> _Finding:
+def _role_ready(facts: Facts, role: Role) -> _Judgement:
     counts = facts.of(role)
     if facts.is_stopped:
-        return _Finding(Truth.FALSE, Reason.SCALED_TO_ZERO, f"no {role.value} instance is wanted")
+        return _Judgement(Truth.FALSE, Reason.SCALED_TO_ZERO, f"no {role.value} instance is wanted")
     message = f"{counts.updated_ready} of {counts.wanted} {role.value} instances are up to date and ready"
     if counts.updated_ready >= counts.wanted:
-        return _Finding(Truth.TRUE, Reason.INSTANCES_READY, message)
-    return _Finding(Truth.FALSE, Reason.INSTANCES_NOT_READY, _because(message, facts.problems.of(role)))
+        return _Judgement(Truth.TRUE, Reason.INSTANCES_READY, message)
+    return _Judgement(Truth.FALSE, Reason.INSTANCES_NOT_READY, _because(message, facts.problems.of(role)))
 
 
-def _router_ready(facts: Facts) -> _Finding:
+def _router_ready(facts: Facts) -> _Judgement:
     message = f"{facts.routers_ready} of {facts.routers_wanted} routers are ready"
     if facts.missing_secret:
-        return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, f"{message}: {facts.missing_secret}")
+        return _Judgement(Truth.FALSE, Reason.ROUTERS_NOT_READY, f"{message}: {facts.missing_secret}")
     if 0 < facts.routers_wanted <= facts.routers_ready:
-        return _Finding(Truth.TRUE, Reason.ROUTERS_READY, message)
-    return _Finding(Truth.FALSE, Reason.ROUTERS_NOT_READY, _because(message, facts.problems.routers))
+        return _Judgement(Truth.TRUE, Reason.ROUTERS_READY, message)
+    return _Judgement(Truth.FALSE, Reason.ROUTERS_NOT_READY, _because(message, facts.problems.routers))
 
 
-def _transfer_verified(facts: Facts, verified: str, before: Status | None) -> _Finding:
+def _transfer_verified(facts: Facts, verified: str, before: Status | None) -> _Judgement:
     if facts.is_stopped:
-        return _Finding(Truth.UNKNOWN, Reason.SCALED_TO_ZERO, "no instance is wanted that could be asked")
+        return _Judgement(Truth.UNKNOWN, Reason.SCALED_TO_ZERO, "no instance is wanted that could be asked")
     if verified == facts.target:
-        return _Finding(Truth.TRUE, Reason.VERIFIED, f"a request was answered with pushed KV through {facts.target}")
+        return _Judgement(Truth.TRUE, Reason.VERIFIED, f"a request was answered with pushed KV through {facts.target}")
     if facts.verification is Verification.FAILED:
-        return _Finding(Truth.FALSE, Reason.VERIFICATION_FAILED, facts.verification_error)
+        return _Judgement(Truth.FALSE, Reason.VERIFICATION_FAILED, facts.verification_error)
     if (error := _remembered_failure(facts, before)) is not None:
-        return _Finding(Truth.FALSE, Reason.VERIFICATION_FAILED, error)
-    return _Finding(Truth.UNKNOWN, Reason.VERIFICATION_PENDING, f"no request was sent through {facts.target} yet")
+        return _Judgement(Truth.FALSE, Reason.VERIFICATION_FAILED, error)
+    return _Judgement(Truth.UNKNOWN, Reason.VERIFICATION_PENDING, f"no request was sent through {facts.target} yet")
 
 
 def _remembered_failure(facts: Facts, before: Status | None) -> str | None:
@@ -229,24 +229,24 @@ def _remembered_failure(facts: Facts, before: Status | None) -> str | None:
     return was.message if was and was.reason is Reason.VERIFICATION_FAILED else None
 
 
-def _progressing(facts: Facts, status: Status, before: Status | None, now: int, progressed_s: int) -> _Finding:
+def _progressing(facts: Facts, status: Status, before: Status | None, now: int, progressed_s: int) -> _Judgement:
     message = ", ".join(
         f"{role.value} {counts.updated_ready} of {counts.wanted} up to date and ready, {_num_old(counts)} old"
         for role, counts in ((role, facts.of(role)) for role in Role)
     )
     if facts.refusal:
-        return _Finding(Truth.UNKNOWN, Reason.NOT_ACCEPTED, "nothing moves until the spec is accepted")
+        return _Judgement(Truth.UNKNOWN, Reason.NOT_ACCEPTED, "nothing moves until the spec is accepted")
     if facts.is_paused:
-        return _Finding(Truth.UNKNOWN, Reason.ROLLOUT_PAUSED, message)
+        return _Judgement(Truth.UNKNOWN, Reason.ROLLOUT_PAUSED, message)
     if _is_complete(status, before):
-        return _Finding(Truth.TRUE, Reason.ROLLOUT_COMPLETE, f"{facts.target} is what runs")
+        return _Judgement(Truth.TRUE, Reason.ROLLOUT_COMPLETE, f"{facts.target} is what runs")
     loop = facts.problems.crash_loop or _remembered_loop(facts, before, status)
     if now >= progressed_s + facts.deadline_s:
         late = _because(f"no progress in {facts.deadline_s} s: {message}", loop)
-        return _Finding(Truth.FALSE, Reason.PROGRESS_DEADLINE_EXCEEDED, late)
+        return _Judgement(Truth.FALSE, Reason.PROGRESS_DEADLINE_EXCEEDED, late)
     if loop:
-        return _Finding(Truth.FALSE, Reason.CRASH_LOOP, loop)
-    return _Finding(Truth.TRUE, Reason.ROLLING_OUT, message)
+        return _Judgement(Truth.FALSE, Reason.CRASH_LOOP, loop)
+    return _Judgement(Truth.TRUE, Reason.ROLLING_OUT, message)
 
 
 def _remembered_loop(facts: Facts, before: Status | None, status: Status) -> str:
@@ -266,30 +266,30 @@ def _have_routers_come(facts: Facts, before: Status) -> bool:
     return is_missing and _router_ready(facts).truth is Truth.TRUE
 
 
-def _degraded(facts: Facts, findings: dict[Type, _Finding]) -> _Finding:
+def _degraded(facts: Facts, findings: dict[Type, _Judgement]) -> _Judgement:
     failed = next((found for found in findings.values() if found.reason in _FAILURES), None)
     if failed:
-        return _Finding(Truth.TRUE, failed.reason, failed.message)
+        return _Judgement(Truth.TRUE, failed.reason, failed.message)
     if facts.problems.crash_loop:
-        return _Finding(Truth.TRUE, Reason.CRASH_LOOP, facts.problems.crash_loop)
+        return _Judgement(Truth.TRUE, Reason.CRASH_LOOP, facts.problems.crash_loop)
     # A first start lacks instances too, but nothing is lost yet, and its deadline tells if it fails.
     is_first_start = findings[Type.PROGRESSING].reason is Reason.ROLLING_OUT and not any(
         _num_old(facts.of(role)) for role in Role
     )
     shortages = _shortages(facts)
     if shortages and not is_first_start:
-        return _Finding(Truth.TRUE, Reason.TOO_FEW_READY, "; ".join(shortages))
-    return _Finding(Truth.FALSE, Reason.AS_WANTED, "no fewer are ready than promised")
+        return _Judgement(Truth.TRUE, Reason.TOO_FEW_READY, "; ".join(shortages))
+    return _Judgement(Truth.FALSE, Reason.AS_WANTED, "no fewer are ready than promised")
 
 
-def _ready(findings: dict[Type, _Finding]) -> _Finding:
+def _ready(findings: dict[Type, _Judgement]) -> _Judgement:
     missing = next(((needed, findings[needed]) for needed in _NEEDED if findings[needed].truth is not Truth.TRUE), None)
     if missing is None:
-        return _Finding(Truth.TRUE, Reason.SERVING, "all instances are ready, and a transfer was verified")
-    return _Finding(Truth.FALSE, missing[1].reason, f"{missing[0].value}: {missing[1].message}")
+        return _Judgement(Truth.TRUE, Reason.SERVING, "all instances are ready, and a transfer was verified")
+    return _Judgement(Truth.FALSE, missing[1].reason, f"{missing[0].value}: {missing[1].message}")
 
 
-def _timed(condition: Type, finding: _Finding, before: Status | None, generation: int, now: int) -> Condition:
+def _timed(condition: Type, finding: _Judgement, before: Status | None, generation: int, now: int) -> Condition:
     """The finding with the time of its last change of truth."""
     was = before.condition(condition) if before else None
     since = was.transition_s if was and was.truth is finding.truth else now

@@ -139,23 +139,23 @@ def token_counts_in(end: bytes) -> TokenCounts:
     return TokenCounts(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
 
 
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_NumTokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: _Count | None = None
+    cached_tokens: _NumTokens | None = None
 
 
 class _Usage(msgspec.Struct):
     """``usage`` of either API. Anthropic's ``input_tokens`` are without those that a cache had, or was given."""
 
-    prompt_tokens: _Count | None = None
-    completion_tokens: _Count | None = None
+    prompt_tokens: _NumTokens | None = None
+    completion_tokens: _NumTokens | None = None
     prompt_tokens_details: _Details | None = None
-    input_tokens: _Count | None = None
-    output_tokens: _Count | None = None
-    cache_read_input_tokens: _Count | None = None
-    cache_creation_input_tokens: _Count | None = None
+    input_tokens: _NumTokens | None = None
+    output_tokens: _NumTokens | None = None
+    cache_read_input_tokens: _NumTokens | None = None
+    cache_creation_input_tokens: _NumTokens | None = None
 
 
 def _anthropic_counts_of(usage: _Usage) -> TokenCounts:

@@ -214,7 +214,7 @@ class _WatchEvent(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-class _Status(msgspec.Struct, frozen=True):
+class _WatchError(msgspec.Struct, frozen=True):
     code: int = 0
     message: str = ""
 
@@ -261,7 +261,7 @@ class SliceCache:
 
     def _apply(self, event: _WatchEvent) -> bool:
         if event.type == "ERROR":
-            status = msgspec.json.decode(event.object, type=_Status)
+            status = msgspec.json.decode(event.object, type=_WatchError)
             raise Unavailable(f"the watch ended: {status.code} {status.message}")
         one = msgspec.json.decode(event.object, type=EndpointSlice)
         self.resource_version = one.metadata.resource_version

@@ -152,7 +152,7 @@ class Connection(asyncio.Protocol):
         self._num_sent_bytes = 0
         self._is_unread = False
         self._is_paused = False
-        self._incoming = _Incoming()
+        self._incoming = _PartialResponse()
 
     # What the pool and the call do.
 
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
         self._call, call.connection = call, self
         num_bytes = sum(map(len, request))
         self._num_sent_bytes += num_bytes
-        self._incoming = _Incoming()
+        self._incoming = _PartialResponse()
         if num_bytes <= JOINED_BYTES:
             self._transport.write(b"".join(request))
         else:
@@ -250,12 +250,12 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() < 200:
-            self._incoming = _Incoming(self._incoming.num_bytes)
+            self._incoming = _PartialResponse(self._incoming.num_bytes)
         elif not self._incoming.is_complete:
             self._incoming.is_complete = True
             self._incoming.can_keep = self._parser.should_keep_alive()
 
-    def _deliver(self, incoming: _Incoming) -> None:
+    def _deliver(self, incoming: _PartialResponse) -> None:
         """Hand on what one read brought: head, body, end. The sink may close the call at any of them."""
         call = self._call
         assert call is not None
@@ -309,7 +309,7 @@ def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:
     return 0 < num_acked < num_sent_bytes + 1
 
 
-class _Incoming:
+class _PartialResponse:
     """The part of one response that has come. Owned by its connection."""
 
     __slots__ = (

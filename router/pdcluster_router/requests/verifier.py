@@ -146,7 +146,7 @@ class Verifier:
         return proof or trial
 
     async def _try(self, pair: EnginePair, num_words: int, deadline: float) -> Trial:
-        answer = _Answer()
+        answer = _CollectedAnswer()
         cycle = HotCycle(answer, _PATH, NO_HEAD, _never, Room(0))
         cycle.keep_alive = cycle.takes_chunks = False  # So that what is written is head and body, without framing.
         exchange = Exchange(self._services, cycle, self._request(pair, num_words, deadline))
@@ -181,7 +181,7 @@ class Verifier:
         return request
 
 
-class _Answer:
+class _CollectedAnswer:
     """The answer of an exchange, kept: a client connection without a client."""
 
     is_full: Final = False
@@ -228,7 +228,7 @@ def _terms_of(pair: EnginePair) -> Terms:
     )
 
 
-def _trial_of(num_words: int, answer: _Answer, exchange: Exchange) -> Trial:
+def _trial_of(num_words: int, answer: _CollectedAnswer, exchange: Exchange) -> Trial:
     outcome = exchange.calls.outcome
     if outcome is None:
         prefill_problem = "the request ended before its prefill"

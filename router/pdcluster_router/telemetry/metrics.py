@@ -89,13 +89,13 @@ class Metrics:
         self._ended = dict.fromkeys(Outcome, 0)
         self._failed = dict.fromkeys(FailureKind, 0)
         outcomes = "Requests that have ended, by how they ended for the client"
-        self._registry.register(_Counts("requests", outcomes, "outcome", self._ended))
-        self._registry.register(_Counts("failures", "Everything that failed, by kind", "kind", self._failed))
+        self._registry.register(_LabelCounts("requests", outcomes, "outcome", self._ended))
+        self._registry.register(_LabelCounts("failures", "Everything that failed, by kind", "kind", self._failed))
         self._ejected = dict.fromkeys(Role, 0)
         ejections = "Engines left alone for a while because they failed"
-        self._registry.register(_Counts("engine_ejections", ejections, "role", self._ejected))
+        self._registry.register(_LabelCounts("engine_ejections", ejections, "role", self._ejected))
         self._seconds = {span: _Seconds() for span in Span}
-        self._registry.register(_Spans(self._seconds))
+        self._registry.register(_SpanSeconds(self._seconds))
         self._in_flight = self._gauge("in_flight", "Requests that have not ended")
         self._queued = self._gauge("queue_length", "Requests that wait until there is room to prefill them")
         self._backlog = self._gauge(
@@ -188,7 +188,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _Counts(Collector):
+class _LabelCounts(Collector):
     """A counter with one label: how often each member of an Enum has happened."""
 
     def __init__(self, name: str, text: str, label: str, numbers: Mapping[Any, int]) -> None:
@@ -277,7 +277,7 @@ class _Seconds:
         self.times.clear()
 
 
-class _Spans(Collector):
+class _SpanSeconds(Collector):
     """The seconds of all spans, as a histogram."""
 
     def __init__(self, seconds: dict[Span, _Seconds]) -> None:

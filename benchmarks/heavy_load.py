@@ -30,7 +30,7 @@ from benchmarks.ttft_figures import OURS, Burst, Way
 from benchmarks.ttft_plan import prefill_s
 from benchmarks.ttft_pool import Pool, start_pool
 
-from pdcluster_cli.waiting import EngineDied
+from pdcluster_cli.processes.waiting import EngineDied
 
 WAYS: Final = (Way.SINGLE, *OURS)
 _BESIDE: Final = (Way.SERIAL, Way.SINGLE)

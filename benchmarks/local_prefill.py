@@ -36,8 +36,8 @@ from benchmarks.places import LOCAL
 from benchmarks.starter import WIDE_KV, Starter
 from benchmarks.ttft_plan import prefill_s
 
-from pdcluster_cli.engines import LOOPBACK, PoolRole
-from pdcluster_cli.waiting import EngineDied
+from pdcluster_cli.processes.engines import LOOPBACK, PoolRole
+from pdcluster_cli.processes.waiting import EngineDied
 from pdcluster_protocol.launch import MAX_MIN_PUSH_TOKENS
 
 SERVED: Final = replace(WIDE_KV, more_args=("--enable-prefix-caching",))

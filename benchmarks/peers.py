@@ -10,7 +10,7 @@ from benchmarks.fronts import MooncakeFront, NixlFront
 from benchmarks.places import Place
 from benchmarks.starter import Starter
 
-from pdcluster_cli.engines import PoolRole
+from pdcluster_cli.processes.engines import PoolRole
 
 _MOONCAKE_ID: Final = "P0"
 _SETUP: Final = ".venv/bin/uv pip install --no-deps --require-hashes -r requirements/peers.lock"

@@ -12,7 +12,9 @@ from typing import Final, Self
 from benchmarks.client import Server
 from benchmarks.places import Place, free_port
 
-from pdcluster_cli.engines import (
+from pdcluster_cli.local.pool import PoolProcess, wait_ready
+from pdcluster_cli.models.tiny_model import ModelShape, ensure_tiny_model
+from pdcluster_cli.processes.engines import (
     LOOPBACK,
     OFFLINE,
     ROUTER_MODULE,
@@ -25,9 +27,7 @@ from pdcluster_cli.engines import (
     router_argv,
     zygote_env,
 )
-from pdcluster_cli.local.pool import PoolProcess, wait_ready
-from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
-from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
+from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Zygote
 
 _KV_ELEMENT_BYTES: Final = 2
 _NULL_BLOCK: Final = 128

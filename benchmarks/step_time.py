@@ -35,7 +35,7 @@ from benchmarks.ttft_figures import Way
 from benchmarks.ttft_plan import prefill_s
 from benchmarks.ttft_pool import Pool, start_pool
 
-from pdcluster_cli.waiting import EngineDied
+from pdcluster_cli.processes.waiting import EngineDied
 
 COLUMNS: Final = (
     "link",

@@ -32,7 +32,7 @@ from benchmarks.ttft_plan import Case, Plan
 from benchmarks.ttft_plot import draw
 from benchmarks.ttft_pool import Pool, start_pool
 
-from pdcluster_cli.waiting import EngineDied
+from pdcluster_cli.processes.waiting import EngineDied
 
 TOKENS: Final = (256, 512, 2048, 8000)
 CONCURRENCY: Final = (1, 4, 16)

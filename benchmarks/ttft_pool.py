@@ -33,9 +33,9 @@ from benchmarks.places import Place, Places
 from benchmarks.starter import WIDE_KV, Served, Starter
 from benchmarks.ttft_figures import OURS, Answer, Burst, Transfer, Way, read_transfer
 
-from pdcluster_cli.engines import LOOPBACK, PoolRole, secret_env
 from pdcluster_cli.local.report import pushes_in, read_traces, requests_in
-from pdcluster_cli.zygote import EngineHandle
+from pdcluster_cli.processes.engines import LOOPBACK, PoolRole, secret_env
+from pdcluster_cli.processes.zygote import EngineHandle
 
 TRACE_TIMEOUT_S: Final = 10.0
 _PEERS: Final[dict[Way, Callable[[Starter, Starter], Front]]] = {

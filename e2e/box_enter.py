@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from e2e.groups import enter_new_groups
-from pdcluster_cli.linux import die_with_parent
+from pdcluster_cli.processes.linux import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))

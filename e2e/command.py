@@ -16,7 +16,7 @@ from e2e.images import make_images
 from e2e.layers import LayerError
 from e2e.readable import UMASK, ensure_readable_model
 from e2e.warm import ensure_warm
-from pdcluster_cli.tiny_model import cache_root
+from pdcluster_cli.models.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _PYTEST: Final = ("-v", "-s", "-p", "no:cacheprovider", "--durations=0", "--durations-min=1")

@@ -21,7 +21,7 @@ from e2e.pool import NodePaths, cpu_pool, node_paths
 from e2e.readable import ensure_readable_model
 from e2e.subject import SharedPool, Subject
 from e2e.warm import ensure_warm
-from pdcluster_cli.tiny_model import cache_root
+from pdcluster_cli.models.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 INSTALL_S: Final = 180

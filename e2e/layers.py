@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from e2e.archive import Layer, digest_of
-from pdcluster_cli.tiny_model import ensure_folder
+from pdcluster_cli.models.tiny_model import ensure_folder
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = (

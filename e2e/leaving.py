@@ -14,8 +14,8 @@ from typing import Final, Self
 from e2e.cluster import eventually
 from e2e.subject import PORT, Object, Subject, name_of
 from integration.harness import HttpError, get_text
-from pdcluster_cli.drain import DEFAULT_IDLE_S
-from pdcluster_cli.idleness import Work, parse_work
+from pdcluster_cli.pod.drain import DEFAULT_IDLE_S
+from pdcluster_cli.pod.idleness import Work, parse_work
 from pdcluster_protocol.labels import Role
 
 SOON_S: Final = 135.0

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.tiny_model import ensure_folder, ensure_tiny_model
+from pdcluster_cli.models.tiny_model import ensure_folder, ensure_tiny_model
 
 UMASK: Final = 0o022
 """Of the whole run: root folders of images, bytecode and caches are read by pods too."""

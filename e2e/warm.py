@@ -20,8 +20,8 @@ from typing import Final
 
 from e2e.layers import Say
 from e2e.readable import let_others_read
-from pdcluster_cli.engines import ENGINE_MODULE, PRELOAD
-from pdcluster_cli.tiny_model import ensure_folder
+from pdcluster_cli.models.tiny_model import ensure_folder
+from pdcluster_cli.processes.engines import ENGINE_MODULE, PRELOAD
 
 _LAST: Final = PRELOAD[-1]
 """Imported after all others: when it has bytecode, so have they."""

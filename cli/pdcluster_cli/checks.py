@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.engines import LOOPBACK, LocalDevice
+from pdcluster_cli.processes.engines import LOOPBACK, LocalDevice
 
 SYSTEM_LIBRARIES: Final[Mapping[str, str]] = {
     "libibverbs.so.1": "libibverbs1",

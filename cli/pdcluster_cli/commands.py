@@ -36,18 +36,22 @@ SUBCOMMANDS: Final = {
         "keep the PDClusters of a Kubernetes cluster (see: pdcluster operator --help)",
         "operator",
     ),
-    "explain": Subcommand("pdcluster_cli.explain", "why a PDCluster is not ready, and what to do", "operator"),
-    "why": Subcommand("pdcluster_cli.why", "what happened to one request, by its id, and what to do", "operator"),
-    "top": Subcommand(
-        "pdcluster_cli.top", "engines, queues and failures of a pool, refreshed every few seconds", "operator"
+    "explain": Subcommand("pdcluster_cli.cluster.explain", "why a PDCluster is not ready, and what to do", "operator"),
+    "why": Subcommand(
+        "pdcluster_cli.cluster.why", "what happened to one request, by its id, and what to do", "operator"
     ),
-    "plan": Subcommand("pdcluster_cli.plan", "what applying a PDCluster would make, and in which steps", "operator"),
+    "top": Subcommand(
+        "pdcluster_cli.cluster.top", "engines, queues and failures of a pool, refreshed every few seconds", "operator"
+    ),
+    "plan": Subcommand(
+        "pdcluster_cli.cluster.plan", "what applying a PDCluster would make, and in which steps", "operator"
+    ),
     "drain": Subcommand(
-        "pdcluster_cli.drain",
+        "pdcluster_cli.pod.drain",
         "wait until the engine in this pod has ended its requests: the preStop of an engine's container",
     ),
     "ready": Subcommand(
-        "pdcluster_cli.ready",
+        "pdcluster_cli.pod.ready",
         "whether the engine in this pod can serve: the readiness probe of an engine's container",
     ),
     "doctor": Subcommand("pdcluster_cli.doctor", "check that this machine has what a pool needs"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from pdcluster_cli.tiny_model import cache_root
+from pdcluster_cli.models.tiny_model import cache_root
 
 RELEASE: Final = "0.23.0.post1"
 SHA256: Final = "a3b9f4a5dd7aa50c37e03d1f35937c4ae5aeacc49b734cac74d59ce5757738e1"

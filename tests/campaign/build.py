@@ -22,9 +22,9 @@ from campaign.schedule import Site
 from campaign.wire import ODDS, WireSettings
 from integration.harness import BASE_ARGS
 from integration.kv_probe import PROBE_ENV
-from pdcluster_cli.engines import ROUTER_MODULE, EnginePlan, PoolRole, engine_spec, router_argv
-from pdcluster_cli.parallelism import ParallelSizes
-from pdcluster_cli.zygote import EngineSpec
+from pdcluster_cli.processes.engines import ROUTER_MODULE, EnginePlan, PoolRole, engine_spec, router_argv
+from pdcluster_cli.processes.parallelism import ParallelSizes
+from pdcluster_cli.processes.zygote import EngineSpec
 from pdcluster_connector.settings import Settings
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_router import __main__ as router_command

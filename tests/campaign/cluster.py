@@ -24,10 +24,10 @@ from typing import Final
 from campaign.proxy import FaultProxy
 from campaign.schedule import Site
 from integration.processes import descendants, is_running
-from pdcluster_cli.last_words import last_lines
 from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
-from pdcluster_cli.waiting import is_healthy
-from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
+from pdcluster_cli.processes.last_words import last_lines
+from pdcluster_cli.processes.waiting import is_healthy
+from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Zygote
 
 START_TIMEOUT_S: Final = DEFAULT_START_TIMEOUT_S
 _POLL_S: Final = 0.1

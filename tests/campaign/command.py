@@ -25,9 +25,9 @@ from campaign.report import markdown, summary_line
 from campaign.run import Options, Record, run
 from integration.harness import harness_env, zygote_modules
 from integration.processes import is_port_free, is_running
-from pdcluster_cli.engines import SCRATCH
-from pdcluster_cli.tiny_model import ensure_tiny_model
-from pdcluster_cli.zygote import Zygote
+from pdcluster_cli.models.tiny_model import ensure_tiny_model
+from pdcluster_cli.processes.engines import SCRATCH
+from pdcluster_cli.processes.zygote import Zygote
 from pdcluster_protocol.params import ContentCheck
 
 Start: TypeAlias = Callable[[Path], AbstractContextManager[Zygote]]

@@ -28,7 +28,7 @@ from campaign.schedule import Fault, Site, make_faults, make_orders
 from campaign.wire import read_troubles
 from integration.harness import HttpError, metric
 from pdcluster_cli.local.pool import PoolProcess, wait_ready
-from pdcluster_cli.zygote import Zygote
+from pdcluster_cli.processes.zygote import Zygote
 
 _CALM_S: Final = 3.0
 """After the last fault, until health probes have seen every engine again."""

@@ -11,7 +11,7 @@ from vllm.config.parallel import DistributedExecutorBackend
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from pdcluster_cli.parallelism import EXECUTORS
+from pdcluster_cli.processes.parallelism import EXECUTORS
 from pdcluster_operator.api.engine_args import (
     MAX_NAME_CHARACTERS,
     MAY_DIFFER,

@@ -23,7 +23,7 @@ from fakes.http import Message, RawClient
 from fakes.layerwise import posted
 from fakes.router import CHAT, COMPLETIONS, running_server, until
 from patience import PATIENCE_S
-from pdcluster_cli.tiny_model import ensure_tiny_model
+from pdcluster_cli.models.tiny_model import ensure_tiny_model
 from pdcluster_connector.settings import Settings
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import kv_transfer_config

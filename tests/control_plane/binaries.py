@@ -33,7 +33,7 @@ from control_plane.recipe import (
     kubernetes_version,
     needed_go,
 )
-from pdcluster_cli.tiny_model import cache_root
+from pdcluster_cli.models.tiny_model import cache_root
 
 HERE: Final = Path(__file__).resolve().parent
 BUILD_LIMIT_S: Final = 3600.0

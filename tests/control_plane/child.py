@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from pdcluster_cli.linux import die_with_parent
+from pdcluster_cli.processes.linux import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))

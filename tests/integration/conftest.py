@@ -15,9 +15,9 @@ from fakes.router import Rig, running_rig
 from integration.harness import V2_RUNNER_VARIABLE, Harness, complete, harness_env, zygote_modules
 from integration.prompts import LONG, PROMPT
 from patience import HANGS_S
-from pdcluster_cli.engines import SCRATCH
-from pdcluster_cli.tiny_model import ensure_tiny_model
-from pdcluster_cli.zygote import Zygote
+from pdcluster_cli.models.tiny_model import ensure_tiny_model
+from pdcluster_cli.processes.engines import SCRATCH
+from pdcluster_cli.processes.zygote import Zygote
 from seed.start import SeededZygote
 
 

@@ -38,7 +38,9 @@ from urllib.parse import urlsplit
 from integration.ports import fresh_port
 from integration.processes import PYTHON_PATH
 from patience import PATIENCE_S
-from pdcluster_cli.engines import (
+from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
+from pdcluster_cli.local.pool import PoolProcess, wait_ready
+from pdcluster_cli.processes.engines import (
     LOOPBACK,
     OFFLINE,
     ROUTER_MODULE,
@@ -50,10 +52,8 @@ from pdcluster_cli.engines import (
     router_argv,
     zygote_env,
 )
-from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S
-from pdcluster_cli.local.pool import PoolProcess, wait_ready
-from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
-from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
+from pdcluster_cli.processes.parallelism import ONE_RANK, ParallelSizes
+from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Zygote
 
 Prompt: TypeAlias = str | Sequence[int]
 
@@ -68,7 +68,7 @@ BASE_ARGS: Final = (
     *("--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "32"),
     *("--kv-cache-memory-bytes", str(96 << 20)),
 )
-"""As a user's ``--prefill-args``: they come after those of ``pdcluster_cli.engines`` and win. Enough for one request of
+"""As a user's ``--prefill-args``: they come after those of ``processes/engines.py`` and win. Enough for one request of
 the longest length of every model here, and for 24,576 tokens of the tiny one. An engine writes zeros to all of its KV
 cache at its start, each rank for itself: it costs time."""
 

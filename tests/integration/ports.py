@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
-from pdcluster_cli.engines import LOOPBACK
+from pdcluster_cli.processes.engines import LOOPBACK
 
 FIRST: Final = 10_000
 PORTS_PER_RANGE: Final = 250

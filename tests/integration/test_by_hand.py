@@ -18,8 +18,8 @@ import pytest
 from integration.harness import complete
 from integration.ports import fresh_port
 from patience import PATIENCE_S
-from pdcluster_cli.linux import die_with_parent
-from pdcluster_cli.waiting import is_healthy
+from pdcluster_cli.processes.linux import die_with_parent
+from pdcluster_cli.processes.waiting import is_healthy
 
 pytestmark = [pytest.mark.engines, pytest.mark.slow]
 

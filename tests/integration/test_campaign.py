@@ -19,8 +19,8 @@ from campaign.command import main
 from campaign.schedule import Site, rank_deck
 from integration.harness import Harness, eventually
 from integration.processes import descendants, is_running
-from pdcluster_cli.linux import die_with_parent
-from pdcluster_cli.zygote import Zygote
+from pdcluster_cli.processes.linux import die_with_parent
+from pdcluster_cli.processes.zygote import Zygote
 from pdcluster_protocol.params import ContentCheck
 
 pytestmark = pytest.mark.engines

@@ -25,7 +25,7 @@ from campaign.proxy import FaultProxy
 from campaign.schedule import Deed, Fault, Site
 from integration.processes import is_port_free, is_running
 from patience import PATIENCE_S
-from pdcluster_cli.zygote import EngineSpec, Zygote
+from pdcluster_cli.processes.zygote import EngineSpec, Zygote
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,8 @@ from integration.harness import Harness, complete, eventually, metric
 from integration.ports import fresh_port
 from patience import PATIENCE_S
 from pdcluster_cli.__main__ import main
-from pdcluster_cli.drain import wait_until_idle
-from pdcluster_cli.engine_http import Answer, NoAnswer
+from pdcluster_cli.pod.drain import wait_until_idle
+from pdcluster_cli.pod.engine_http import Answer, NoAnswer
 
 IDLE_S = 0.6
 LONG_S = 60.0

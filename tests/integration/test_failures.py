@@ -27,7 +27,7 @@ from integration.harness import (
 )
 from integration.prompts import LONG, PROMPT
 from patience import PATIENCE_S
-from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
+from pdcluster_cli.models.tiny_model import ModelShape, ensure_tiny_model
 
 pytestmark = pytest.mark.engines
 

@@ -8,7 +8,7 @@ import pytest
 
 from integration.harness import Harness, Prompt, blocks_in_use, complete, complete_all, eventually, metric
 from integration.ports import NUM_RANGES, claim, fresh_port, range_of
-from pdcluster_cli.waiting import EngineDied, is_healthy
+from pdcluster_cli.processes.waiting import EngineDied, is_healthy
 
 pytestmark = pytest.mark.engines
 

@@ -11,8 +11,8 @@ import pytest
 
 from integration.ports import fresh_port
 from pdcluster_cli.local.pool import PoolProcess, wait_ready
-from pdcluster_cli.waiting import EngineDied, NotReady
-from pdcluster_cli.zygote import EngineSpec, Zygote
+from pdcluster_cli.processes.waiting import EngineDied, NotReady
+from pdcluster_cli.processes.zygote import EngineSpec, Zygote
 
 RAISED = 'Traceback (most recent call last):\\n  File "a.py", line 1, in f\\nValueError: rank 1 is missing'
 HANGS = f"import signal\nprint('{RAISED}', flush=True)\nprint('Waiting for rank 1', flush=True)\nsignal.pause()"

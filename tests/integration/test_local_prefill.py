@@ -10,7 +10,7 @@ import pytest
 
 from integration.harness import Harness, Server, blocks_in_use, complete, complete_all, eventually, metric
 from integration.test_verify_engines import verify
-from pdcluster_cli.engines import EnginePlan, PoolRole
+from pdcluster_cli.processes.engines import EnginePlan, PoolRole
 from zoo import pools
 from zoo.cases import CASES
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from integration.harness import Harness, Pool, complete, complete_all, eventually
-from pdcluster_cli.tiny_model import ModelShape, ensure_tiny_model
+from pdcluster_cli.models.tiny_model import ModelShape, ensure_tiny_model
 
 pytestmark = pytest.mark.engines
 

@@ -15,10 +15,10 @@ from fakes.vllm_server import VllmPages, serving
 from integration.harness import Harness, eventually
 from integration.ports import fresh_port
 from integration.ranks import SECRET
-from pdcluster_cli import ready
 from pdcluster_cli.__main__ import main
-from pdcluster_cli.engines import PoolRole
-from pdcluster_cli.parallelism import ParallelSizes
+from pdcluster_cli.pod import ready
+from pdcluster_cli.processes.engines import PoolRole
+from pdcluster_cli.processes.parallelism import ParallelSizes
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import BootId

@@ -14,7 +14,7 @@ import pytest
 
 from integration.processes import PYTHON_PATH, is_running
 from patience import until
-from pdcluster_cli.zygote import EngineSpec
+from pdcluster_cli.processes.zygote import EngineSpec
 from seed.orders import WORKER, Fork, SeedError
 from seed.start import Seed, SeededZygote
 

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from integration.harness import Harness, metric
-from pdcluster_cli.waiting import EngineDied
+from pdcluster_cli.processes.waiting import EngineDied
 from zoo import pools
 from zoo.cases import CASES
 

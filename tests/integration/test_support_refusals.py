@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from integration.harness import Harness, HttpError, Server, complete
-from pdcluster_cli.engines import PoolRole
-from pdcluster_cli.waiting import EngineDied
+from pdcluster_cli.processes.engines import PoolRole
+from pdcluster_cli.processes.waiting import EngineDied
 from zoo import pools
 from zoo.cases import MTP, TP2, draft_model, eagle
 from zoo.models import LONG_ROPE, MAMBA2, MIXTRAL, QWEN3_NEXT, llama

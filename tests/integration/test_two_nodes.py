@@ -24,12 +24,12 @@ from benchmarks.places import Place, open_places
 from integration.harness import HttpError, complete
 from integration.processes import PYTHON_PATH
 from patience import HANGS_S, PATIENCE_S
-from pdcluster_cli.engines import CPU_ARGS, OFFLINE, LocalDevice, zygote_env
-from pdcluster_cli.last_words import last_lines
-from pdcluster_cli.linux import die_with_parent
-from pdcluster_cli.parallelism import ParallelSizes
-from pdcluster_cli.waiting import is_healthy
-from pdcluster_cli.zygote import merge_env
+from pdcluster_cli.processes.engines import CPU_ARGS, OFFLINE, LocalDevice, zygote_env
+from pdcluster_cli.processes.last_words import last_lines
+from pdcluster_cli.processes.linux import die_with_parent
+from pdcluster_cli.processes.parallelism import ParallelSizes
+from pdcluster_cli.processes.waiting import is_healthy
+from pdcluster_cli.processes.zygote import merge_env
 from zoo.models import llama
 from zoo.weights import ensure_model
 

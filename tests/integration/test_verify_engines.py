@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from integration.harness import Harness, Pool, blocks_in_use, complete, eventually, metric
-from pdcluster_cli.engines import LOOPBACK
+from pdcluster_cli.processes.engines import LOOPBACK
 from pdcluster_protocol.secret import load_secret
 from zoo.cases import CASES
 from zoo.pools import engines

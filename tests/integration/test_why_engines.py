@@ -17,7 +17,7 @@ import pytest
 from integration.harness import Harness, Pool, eventually
 from integration.prompts import BLOCK
 from patience import PATIENCE_S
-from pdcluster_cli.engines import LOOPBACK
+from pdcluster_cli.processes.engines import LOOPBACK
 
 pytestmark = pytest.mark.engines
 

@@ -15,7 +15,7 @@ from integration.harness import eventually
 from integration.ports import fresh_port
 from integration.processes import PYTHON_PATH, TESTS, descendants, env_with_tests, is_port_free, is_running
 from patience import PATIENCE_S
-from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote, ZygoteError
+from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Zygote, ZygoteError
 
 
 @pytest.fixture

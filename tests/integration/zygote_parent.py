@@ -6,7 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
-from pdcluster_cli.zygote import EngineSpec, Zygote
+from pdcluster_cli.processes.zygote import EngineSpec, Zygote
 
 
 def main(folder: Path, port: int) -> None:

@@ -2,7 +2,7 @@
 
 Run by ``start.py`` as ``python -m seed.process LISTENER_FD PARENT_PID MODULE...``. Each import is 8 s of CPU time, and
 without it each of five workers made it for its tests and once more for its engines. Single-threaded, as a zygote:
-``pdcluster_cli/zygote_process.py``.
+``pdcluster_cli/processes/zygote_process.py``.
 
 Nothing outlives the run:
     pytest dies      -> parent-death signal -> the seed dies -> parent-death signal -> workers and zygotes die
@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pdcluster_cli import linux, zygote_process
+from pdcluster_cli.processes import linux, zygote_process
 from seed.orders import MAX_MESSAGE_BYTES, WORKER
 
 _DESCRIPTORS: Final = 3

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import IO, Final, Self
 
 from integration.processes import PYTHON_PATH
-from pdcluster_cli.engines import LocalDevice, preload_modules, zygote_env
-from pdcluster_cli.zygote import Zygote, ZygoteProcess, merge_env
+from pdcluster_cli.processes.engines import LocalDevice, preload_modules, zygote_env
+from pdcluster_cli.processes.zygote import Zygote, ZygoteProcess, merge_env
 from seed import orders
 from seed.orders import ZYGOTE, Fork
 

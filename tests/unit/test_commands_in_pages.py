@@ -15,9 +15,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from chart_cases.pages import OPERATIONS, QUICK_START
-from pdcluster_cli import doctor, drain, explain, plan, ready, top, why
+from pdcluster_cli import doctor
+from pdcluster_cli.cluster import explain, plan, top, why
 from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.local.options import parse_options
+from pdcluster_cli.pod import drain, ready
 from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.core.api_keys import parse_keys
 from pdcluster_router.core.client_apis import REQUEST_PATHS

@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-OWN: Final = "cli/pdcluster_cli/engines.py or parallelism.py"
+OWN: Final = "cli/pdcluster_cli/processes/engines.py or parallelism.py"
 """Where options become an engine's words; ``EnginePlan`` is how everybody asks for them."""
 WORDS: Final = (
     *("--distributed-executor-backend", "--enforce-eager"),

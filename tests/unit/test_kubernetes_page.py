@@ -18,7 +18,7 @@ from tools.crd import KINDS, crd
 
 from chart_cases.pages import QUICK_START, Words, after, commands_of, of
 from chart_cases.rendering import CHART, chart
-from pdcluster_cli import explain, plan
+from pdcluster_cli.cluster import explain, plan
 from pdcluster_operator.api.cluster import PDCluster
 
 SETTING: Final = ("--set", "--values", "--version")

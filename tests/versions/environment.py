@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from integration.processes import PYTHON_PATH
-from pdcluster_cli.tiny_model import cache_root
+from pdcluster_cli.models.tiny_model import cache_root
 from versions.table import Version
 
 ROOT: Final = Path(__file__).resolve().parents[2]

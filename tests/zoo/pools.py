@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from integration.harness import BASE_ARGS, Harness, Server, blocks_in_use, complete_all, eventually
-from pdcluster_cli.engines import EnginePlan, PoolRole
-from pdcluster_cli.parallelism import ParallelSizes
+from pdcluster_cli.processes.engines import EnginePlan, PoolRole
+from pdcluster_cli.processes.parallelism import ParallelSizes
 from zoo.weights import Recipe, ensure_model
 
 MAX_TOKENS: Final = 5

@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final
 
-from pdcluster_cli.zygote_process import import_if_there
+from pdcluster_cli.processes.zygote_process import import_if_there
 
 _MODELS: Final = "vllm.model_executor.models."
 ARCHITECTURES: Final = {

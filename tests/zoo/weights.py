@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pdcluster_cli.tiny_model import cache_root, ensure_folder, ensure_tiny_model
+from pdcluster_cli.models.tiny_model import cache_root, ensure_folder, ensure_tiny_model
 
 VOCAB: Final = 1024
 """The tiny Llama's; its tokenizer is ours."""

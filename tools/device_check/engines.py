@@ -23,7 +23,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from pdcluster_cli.engines import (
+from pdcluster_cli.local.pool import PoolProcess, RouterPlan, start_members, wait_ready
+from pdcluster_cli.models.tiny_model import TINY, ModelShape, ensure_tiny_model
+from pdcluster_cli.processes.engines import (
     LOOPBACK,
     OFFLINE,
     SCRATCH,
@@ -35,11 +37,9 @@ from pdcluster_cli.engines import (
     secret_env,
     zygote_env,
 )
-from pdcluster_cli.last_words import last_lines
-from pdcluster_cli.local.pool import PoolProcess, RouterPlan, start_members, wait_ready
-from pdcluster_cli.tiny_model import TINY, ModelShape, ensure_tiny_model
-from pdcluster_cli.waiting import EngineDied, NotReady, held_ports
-from pdcluster_cli.zygote import Zygote
+from pdcluster_cli.processes.last_words import last_lines
+from pdcluster_cli.processes.waiting import EngineDied, NotReady, held_ports
+from pdcluster_cli.processes.zygote import Zygote
 
 SHAPES: Final = {
     LocalDevice.CPU: TINY,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pdcluster_cli.engines import LOOPBACK
+from pdcluster_cli.processes.engines import LOOPBACK
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.verify import VERIFY_PATH, VerifyAnswer, VerifyOrder

@@ -22,16 +22,24 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from pdcluster_cli import checks
-from pdcluster_cli.engines import LOOPBACK, OFFLINE, SCRATCH, patience_env, preload_modules, secret_env, zygote_env
 from pdcluster_cli.local.chat import ChatError, prove_transfer, served_model, stream_answer
 from pdcluster_cli.local.options import Options, parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks, split_problems
 from pdcluster_cli.local.pool import PoolProcess, RouterPlan, find_dead, start_members
 from pdcluster_cli.local.report import build_report, format_report, pushes_in, read_traces, requests_in
-from pdcluster_cli.model_source import ModelSource, find_model
-from pdcluster_cli.tiny_model import CORPUS, cache_root, ensure_tiny_model
-from pdcluster_cli.waiting import EngineDied, held_ports
-from pdcluster_cli.zygote import Zygote, ZygoteError
+from pdcluster_cli.models.model_source import ModelSource, find_model
+from pdcluster_cli.models.tiny_model import CORPUS, cache_root, ensure_tiny_model
+from pdcluster_cli.processes.engines import (
+    LOOPBACK,
+    OFFLINE,
+    SCRATCH,
+    patience_env,
+    preload_modules,
+    secret_env,
+    zygote_env,
+)
+from pdcluster_cli.processes.waiting import EngineDied, held_ports
+from pdcluster_cli.processes.zygote import Zygote, ZygoteError
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, router_flag
 from pdcluster_protocol.secret import load_secret

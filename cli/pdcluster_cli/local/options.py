@@ -14,8 +14,8 @@ from typing import Final
 
 from pdcluster_cli import numbers
 from pdcluster_cli.commands import SUBCOMMANDS
-from pdcluster_cli.engines import LocalDevice
-from pdcluster_cli.parallelism import (
+from pdcluster_cli.processes.engines import LocalDevice
+from pdcluster_cli.processes.parallelism import (
     ParallelSizes,
     checked_size,
     executor_problem,

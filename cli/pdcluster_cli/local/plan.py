@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pdcluster_cli.engines import CPU_ARGS, EnginePlan, LocalDevice, PoolRole
 from pdcluster_cli.local.options import Options
-from pdcluster_cli.parallelism import MAX_SIZE, ParallelSizes
+from pdcluster_cli.processes.engines import CPU_ARGS, EnginePlan, LocalDevice, PoolRole
+from pdcluster_cli.processes.parallelism import MAX_SIZE, ParallelSizes
 
 ACCELERATOR_SHARE: Final = 0.8
 """Share of an accelerator's memory for all engines on it together. vLLM's default is made for one engine alone."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.engines import LOOPBACK, ROUTER_MODULE, EnginePlan, PoolRole, engine_spec, router_argv
-from pdcluster_cli.last_words import last_lines
-from pdcluster_cli.waiting import EngineDied, NotReady, is_healthy
-from pdcluster_cli.zygote import EngineHandle, EngineSpec, Zygote
+from pdcluster_cli.processes.engines import LOOPBACK, ROUTER_MODULE, EnginePlan, PoolRole, engine_spec, router_argv
+from pdcluster_cli.processes.last_words import last_lines
+from pdcluster_cli.processes.waiting import EngineDied, NotReady, is_healthy
+from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Zygote
 
 NEWS_INTERVAL_S: Final = 10.0
 """Seconds between two lines about a slow start. A tiny model is ready before the first; a large one takes minutes."""

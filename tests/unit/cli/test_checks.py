@@ -23,7 +23,7 @@ from pdcluster_cli.checks import (
     free_bytes,
     problems_of,
 )
-from pdcluster_cli.engines import LocalDevice
+from pdcluster_cli.processes.engines import LocalDevice
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from pdcluster_cli import numbers
-from pdcluster_cli.drain import make_parser as drain_parser
-from pdcluster_cli.ready import make_parser as ready_parser
+from pdcluster_cli.pod.drain import make_parser as drain_parser
+from pdcluster_cli.pod.ready import make_parser as ready_parser
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from e2e.leaving import IDLE_S, SOON_S, Departure, LastIdleness, busy, hasty, la
 from e2e.subject import Subject
 
 from patience import PATIENCE_S
-from pdcluster_cli.idleness import Work
+from pdcluster_cli.pod.idleness import Work
 from pdcluster_protocol.labels import Role
 
 IDLE, BUSY = Work(0, 0, 0.0, 7), Work(1, 0, 0.25, 7)

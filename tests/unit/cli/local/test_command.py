@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pdcluster_cli.engines import LocalDevice
 from pdcluster_cli.local.command import KEPT_RUNS, Run, _make_run_folder
 from pdcluster_cli.local.options import parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines
 from pdcluster_cli.local.pool import router_spec
-from pdcluster_cli.model_source import ModelSource
+from pdcluster_cli.models.model_source import ModelSource
+from pdcluster_cli.processes.engines import LocalDevice
 from pdcluster_protocol.launch import RouterPolicy
 from pdcluster_router.__main__ import parse_settings
 

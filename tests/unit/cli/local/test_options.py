@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_cli.engines import LocalDevice
 from pdcluster_cli.local.options import DEFAULT_START_TIMEOUT_S, Options, parse_options
-from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
+from pdcluster_cli.processes.engines import LocalDevice
+from pdcluster_cli.processes.parallelism import ONE_RANK, ParallelSizes
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import RouterPolicy
 

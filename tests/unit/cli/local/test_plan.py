@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_cli.engines import EnginePlan, LocalDevice, PoolRole
 from pdcluster_cli.local.options import Options, parse_options
 from pdcluster_cli.local.plan import (
     TINY_MODEL_ARGS,
@@ -18,7 +17,8 @@ from pdcluster_cli.local.plan import (
     remarks,
     split_problems,
 )
-from pdcluster_cli.parallelism import ParallelSizes
+from pdcluster_cli.processes.engines import EnginePlan, LocalDevice, PoolRole
+from pdcluster_cli.processes.parallelism import ParallelSizes
 
 CPU = Machine(LocalDevice.CPU, num_cores=8, num_accelerators=0)
 SHARED = ("--gpu-memory-utilization", "0.4")

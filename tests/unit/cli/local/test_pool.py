@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_cli.engines import EnginePlan, PoolRole
 from pdcluster_cli.local import pool
 from pdcluster_cli.local.pool import RouterPlan, _import_once, start_members
-from pdcluster_cli.zygote import EngineHandle, EngineSpec, Ready, Zygote
+from pdcluster_cli.processes.engines import EnginePlan, PoolRole
+from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Ready, Zygote
 
 
 class SlowImport(Zygote):

@@ -10,7 +10,7 @@ import pytest
 
 from fakes.operator_cluster import make_cluster, make_pool
 from operator_cases.objects import both
-from pdcluster_cli import drain, ready
+from pdcluster_cli.pod import drain, ready
 from pdcluster_connector.settings import parse_settings
 from pdcluster_operator.api.engine_args import ON_ONE_NODE, SET_ELSEWHERE
 from pdcluster_operator.core.manifests.command import PodPlace, spelled_arg

@@ -15,8 +15,8 @@ from typing import Final
 
 from pdcluster_cli import numbers
 from pdcluster_cli.commands import SUBCOMMANDS
-from pdcluster_cli.engine_http import NoAnswer, NotThere, add_engine_arguments, ask
-from pdcluster_cli.zmtp import NotZmtp, ask_router
+from pdcluster_cli.pod.engine_http import NoAnswer, NotThere, add_engine_arguments, ask
+from pdcluster_cli.pod.zmtp import NotZmtp, ask_router
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import SIDE_CHANNEL_PORT
 

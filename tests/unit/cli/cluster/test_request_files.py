@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pdcluster_cli.request_files import find, read_access_log
+from pdcluster_cli.cluster.request_files import find, read_access_log
 from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from integration.ports import fresh_port
-from pdcluster_cli.model_source import Hub, HubAnswer, ModelSource, ask_hub, find_model, has_copy
+from pdcluster_cli.models.model_source import Hub, HubAnswer, ModelSource, ask_hub, find_model, has_copy
 
 WANTED = "--model wants a folder with config.json, weights and a tokenizer, or a model's name on a hub"
 
@@ -139,7 +139,7 @@ def test_the_configuration_of_a_copy_is_that_of_the_newest_revision(copied: Path
 
 def test_the_hub_is_the_one_of_its_librarys_own_variables(tmp_path: Path) -> None:
     program = (
-        "from pdcluster_cli.model_source import hub_of_environment; "
+        "from pdcluster_cli.models.model_source import hub_of_environment; "
         "hub = hub_of_environment(); print(hub.endpoint, hub.cache, hub.is_offline)"
     )
     env = {**os.environ, "HF_ENDPOINT": "http://mirror", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}

@@ -34,7 +34,7 @@ from typing import IO, Final, Protocol, Self
 
 import msgspec
 
-from pdcluster_cli.last_words import describe_end
+from pdcluster_cli.processes.last_words import describe_end
 
 MAX_MESSAGE_BYTES: Final = 1 << 17
 """Enough for any command line, and below a socket's default buffer of 208 KiB."""
@@ -172,7 +172,14 @@ class Zygote:
     ) -> ZygoteProcess:
         """Start the process with ``theirs`` as its end of the socket."""
         return subprocess.Popen(  # noqa: S603 - our own module, our own interpreter
-            [sys.executable, "-m", "pdcluster_cli.zygote_process", str(theirs.fileno()), str(os.getpid()), *modules],
+            [
+                sys.executable,
+                "-m",
+                "pdcluster_cli.processes.zygote_process",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                *modules,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

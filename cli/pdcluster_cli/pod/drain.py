@@ -15,8 +15,8 @@ from typing import Final
 
 from pdcluster_cli import numbers
 from pdcluster_cli.commands import SUBCOMMANDS
-from pdcluster_cli.engine_http import Answer, NoAnswer, NotThere, add_engine_arguments, ask
-from pdcluster_cli.idleness import IdleWatch, Work, parse_work
+from pdcluster_cli.pod.engine_http import Answer, NoAnswer, NotThere, add_engine_arguments, ask
+from pdcluster_cli.pod.idleness import IdleWatch, Work, parse_work
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_IDLE_S: Final = 3.0

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from pdcluster_cli.engines import LOOPBACK
-from pdcluster_cli.last_words import cause_in, describe_end, last_lines, said
+from pdcluster_cli.processes.engines import LOOPBACK
+from pdcluster_cli.processes.last_words import cause_in, describe_end, last_lines, said
 
 
 class EngineDied(Exception):

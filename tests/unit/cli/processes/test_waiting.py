@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from pdcluster_cli.engines import LOOPBACK
-from pdcluster_cli.waiting import held_ports
+from pdcluster_cli.processes.engines import LOOPBACK
+from pdcluster_cli.processes.waiting import held_ports
 
 
 def test_a_held_port_is_for_the_server_that_reuses_addresses_and_for_nobody_else() -> None:

@@ -11,7 +11,7 @@ from itertools import repeat
 import pytest
 
 from patience import PATIENCE_S
-from pdcluster_cli.routers import Answers, ask_routers
+from pdcluster_cli.cluster.routers import Answers, ask_routers
 
 
 def ask(*urls: str, timeout_s: float = PATIENCE_S) -> Answers:

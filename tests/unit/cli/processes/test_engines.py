@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pdcluster_cli.engines import (
+from pdcluster_cli.processes.engines import (
     ENGINE_MODULE,
     OFFLINE,
     PRELOAD,
@@ -24,8 +24,8 @@ from pdcluster_cli.engines import (
     secret_env,
     zygote_env,
 )
-from pdcluster_cli.parallelism import ParallelSizes, take_parallelism
-from pdcluster_cli.zygote import MAX_MESSAGE_BYTES, decode_spec, encode_spec
+from pdcluster_cli.processes.parallelism import ParallelSizes, take_parallelism
+from pdcluster_cli.processes.zygote import MAX_MESSAGE_BYTES, decode_spec, encode_spec
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from pdcluster_cli.cluster.request_files import read_access_log
+from pdcluster_cli.cluster.request_text import OK, describe, duration
+from pdcluster_cli.cluster.routers import Unanswered, add_router_flags, ask_routers
 from pdcluster_cli.commands import SUBCOMMANDS
-from pdcluster_cli.request_files import read_access_log
-from pdcluster_cli.request_text import OK, describe, duration
-from pdcluster_cli.routers import Unanswered, add_router_flags, ask_routers
 from pdcluster_protocol.kept import KeptAnswer, KeptRequest, path_for
 from pdcluster_router.core.scrub import printable
 

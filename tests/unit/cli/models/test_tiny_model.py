@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from pdcluster_cli.tiny_model import (
+from pdcluster_cli.models.tiny_model import (
     SPECIAL_TOKENS,
     TINY,
     ModelShape,

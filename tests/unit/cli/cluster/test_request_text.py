@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_cli.request_text import _HAPPENED, describe, duration
+from pdcluster_cli.cluster.request_text import _HAPPENED, describe, duration
 from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
 
 FAILED = KeptRequest(

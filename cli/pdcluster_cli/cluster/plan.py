@@ -22,7 +22,7 @@ _FROM_CLUSTER: Final = (
 
 def main(words: Sequence[str]) -> int:
     """Print the plan. Exit status 0, or 2 if there is none."""
-    from pdcluster_cli.documents import Unreadable, find_cluster, parse_cluster, read_file, where_of
+    from pdcluster_cli.cluster.documents import Unreadable, find_cluster, parse_cluster, read_file, where_of
     from pdcluster_operator.core.preview import preview
     from pdcluster_protocol.errors import ConfigError
 

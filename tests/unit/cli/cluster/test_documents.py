@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 import yaml
 
-from pdcluster_cli.documents import Unreadable, parse_cluster, read_file
+from pdcluster_cli.cluster.documents import Unreadable, parse_cluster, read_file
 
-ROOT: Final = Path(__file__).resolve().parents[3]
+ROOT: Final = Path(__file__).resolve().parents[4]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from pdcluster_cli import numbers
+from pdcluster_cli.cluster.pool_text import describe_page
+from pdcluster_cli.cluster.routers import Answers, Unanswered, add_router_flags, ask_routers
 from pdcluster_cli.commands import SUBCOMMANDS
-from pdcluster_cli.pool_text import describe_page
-from pdcluster_cli.routers import Answers, Unanswered, add_router_flags, ask_routers
 from pdcluster_protocol.pool_page import POOL_PATH, PoolPage
 from pdcluster_router.core.scrub import printable
 

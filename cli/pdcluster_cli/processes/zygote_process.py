@@ -1,7 +1,7 @@
 """The zygote itself: imports once, then forks one engine for each order. Decides nothing about engines.
 
-Run by ``zygote.py`` as ``python -m pdcluster_cli.zygote_process SOCKET_FD PARENT_PID MODULE...``. It must stay
-single-threaded: a fork copies only the calling thread, and locks that other threads hold stay locked for ever.
+Run by ``zygote.py`` as ``python -m pdcluster_cli.processes.zygote_process SOCKET_FD PARENT_PID MODULE...``. It must
+stay single-threaded: a fork copies only the calling thread, and locks that other threads hold stay locked for ever.
 
 No process outlives the parent, whichever process gets SIGKILL:
     parent dies   -> end of file on the socket -> the zygote kills every engine's process group
@@ -29,8 +29,8 @@ from typing import NoReturn, TextIO
 
 import msgspec
 
-from pdcluster_cli import linux
-from pdcluster_cli.zygote import MAX_MESSAGE_BYTES, EngineSpec, Ready, Started, decode_spec
+from pdcluster_cli.processes import linux
+from pdcluster_cli.processes.zygote import MAX_MESSAGE_BYTES, EngineSpec, Ready, Started, decode_spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from pdcluster_cli.engine_http import NoAnswer, NotThere, ask, nameless
+from pdcluster_cli.pod.engine_http import NoAnswer, NotThere, ask, nameless
 
 
 def test_a_name_that_nobody_has_any_more_means_that_the_engine_is_gone() -> None:

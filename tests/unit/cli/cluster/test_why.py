@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_cli.why import _tell
+from pdcluster_cli.cluster.why import _tell
 from pdcluster_protocol.kept import KeptAnswer, KeptRequest
 
 OLD = KeptRequest(request_id="R", model="old", ended_at_unix_s=1.0, outcome="ok")

@@ -17,7 +17,7 @@ from pdcluster_cli.__main__ import main
 from pdcluster_operator.core.explain import NOT_LOOKED_AT
 from pdcluster_operator.kinds import PDCLUSTER, SCALER
 
-ROOT: Final = Path(__file__).resolve().parents[3]
+ROOT: Final = Path(__file__).resolve().parents[4]
 EXAMPLE: Final = ROOT / "examples" / "cpu.yaml"
 
 

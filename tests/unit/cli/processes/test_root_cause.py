@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_cli.root_cause import MAX_CHARACTERS, root_cause
+from pdcluster_cli.processes.root_cause import MAX_CHARACTERS, root_cause
 
 CORE = "[prefill-0] (EngineCore pid=71) ERROR 11-22 16:39:40 [core.py:1201] "
 WORKER = "[prefill-0] (Worker_TP1 pid=72) ERROR 11-22 16:39:39 [multiproc_executor.py:866] "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.root_cause import SIGNALS, root_cause
+from pdcluster_cli.processes.root_cause import SIGNALS, root_cause
 
 _MAX_LOG_BYTES: Final = 4 << 20
 """The beginning of a log that is searched for a cause: an engine writes some ten KiB while it starts."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pdcluster_cli.idleness import IdleWatch, Work, parse_work
+from pdcluster_cli.pod.idleness import IdleWatch, Work, parse_work
 
 METRICS = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

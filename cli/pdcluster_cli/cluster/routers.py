@@ -63,7 +63,7 @@ def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S) 
     try:
         return asyncio.run(_ask_pods(given.cluster, given, path, timeout_s))
     except (ConfigError, Unavailable, OSError) as error:
-        from pdcluster_cli.documents import no_way_because
+        from pdcluster_cli.cluster.documents import no_way_because
 
         raise Unanswered(no_way_because(error)) from error
 
@@ -126,7 +126,7 @@ class _Read:
 
 
 async def _ask_pods(cluster: str, given: argparse.Namespace, path: str, timeout_s: float) -> Answers:
-    from pdcluster_cli.documents import find_access, where_of
+    from pdcluster_cli.cluster.documents import find_access, where_of
     from pdcluster_kube.reader import KubeReader
 
     where = where_of(given)

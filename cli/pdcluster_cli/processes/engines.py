@@ -15,8 +15,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.parallelism import ONE_RANK, ParallelSizes
-from pdcluster_cli.zygote import EngineSpec
+from pdcluster_cli.processes.parallelism import ONE_RANK, ParallelSizes
+from pdcluster_cli.processes.zygote import EngineSpec
 from pdcluster_protocol import labels, launch
 from pdcluster_protocol.launch import ConnectorSettings, router_flag
 from pdcluster_protocol.secret import SECRET_VARIABLE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdcluster_cli.pool_text import describe_page
+from pdcluster_cli.cluster.pool_text import describe_page
 from pdcluster_protocol.pool_page import PoolPage
 
 

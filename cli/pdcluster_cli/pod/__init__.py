@@ -1,0 +1,1 @@
+"""Commands that run within an engine's pod: whether it can serve, and whether it is idle."""

@@ -55,10 +55,10 @@ from benchmarks.pod_churn import Churn
 
 from pdcluster_kube.session import open_session
 from pdcluster_operator.api.cluster import PDCluster
-from pdcluster_operator.core.actions import Child, Way
 from pdcluster_operator.core.manifests.pool import pool_of
-from pdcluster_operator.core.observed import Observed
-from pdcluster_operator.core.plan import plan_pool
+from pdcluster_operator.core.plan.actions import Child, Way
+from pdcluster_operator.core.plan.pool_plan import plan_pool
+from pdcluster_operator.core.seen.observed import Observed
 from pdcluster_operator.http_kube import HttpKube
 
 ENGINES: Final = 5

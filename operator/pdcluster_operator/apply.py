@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdcluster_operator.caches import Caches, Key
-from pdcluster_operator.core.actions import Child, Move, Plan, Prune, ScalerStatus, Way
-from pdcluster_operator.core.object_views import ChildView, digest_of, view_of
-from pdcluster_operator.core.taken_back import TakenBack
+from pdcluster_operator.core.plan.actions import Child, Move, Plan, Prune, ScalerStatus, Way
+from pdcluster_operator.core.seen.object_views import ChildView, digest_of, view_of
+from pdcluster_operator.core.status.taken_back import TakenBack
 from pdcluster_operator.errors import Conflict, Exists, Refused, Taken
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import PDCLUSTER, SCALER, SECRET, Object, Ref, ref_of

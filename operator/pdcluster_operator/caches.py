@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_operator.core.object_views import ChildView, ClusterView, PodView, View, tuple_of
-from pdcluster_operator.core.picture import Picture
+from pdcluster_operator.core.seen.object_views import ChildView, ClusterView, PodView, View, tuple_of
+from pdcluster_operator.core.seen.picture import Picture
 from pdcluster_operator.kinds import LEADER_WORKER_SET, PDCLUSTER, Kind, Ref
 
 

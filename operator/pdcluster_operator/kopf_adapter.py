@@ -37,7 +37,7 @@ from pdcluster_kube.access import ApiAccess
 from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
-from pdcluster_operator.core.object_views import view_of
+from pdcluster_operator.core.seen.object_views import view_of
 from pdcluster_operator.kinds import Kind, ref_of, selector_of
 from pdcluster_operator.settings import Settings
 

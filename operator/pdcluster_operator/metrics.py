@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from pdcluster_operator.core.gauges import PoolSample
+from pdcluster_operator.core.status.gauges import PoolSample
 from pdcluster_operator.http_kube import ApiCall
 from pdcluster_operator.work_queue import RunOutcome
 

@@ -19,17 +19,17 @@ from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.apply import Applier
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.clock import unix_s
-from pdcluster_operator.core.actions import Plan
-from pdcluster_operator.core.conditions import Counts, Status
 from pdcluster_operator.core.manifests.pool import Pool, pool_of, secret_ref
 from pdcluster_operator.core.manifests.router import internal_url, mounted_secrets, router_url
-from pdcluster_operator.core.object_views import ClusterView, View, view_of
-from pdcluster_operator.core.observed import Observed
-from pdcluster_operator.core.picture import Picture, Routers, observed_of, ready_pods, routers_of
-from pdcluster_operator.core.plan import plan_pool
-from pdcluster_operator.core.status import Facts, KubernetesEvent, events_between, reduce_status
+from pdcluster_operator.core.plan.actions import Plan
+from pdcluster_operator.core.plan.pool_plan import plan_pool
+from pdcluster_operator.core.seen.object_views import ClusterView, View, view_of
+from pdcluster_operator.core.seen.observed import Observed
+from pdcluster_operator.core.seen.picture import Picture, Routers, observed_of, ready_pods, routers_of
+from pdcluster_operator.core.status.conditions import Counts, Status
+from pdcluster_operator.core.status.pool_status import Facts, KubernetesEvent, events_between, reduce_status
+from pdcluster_operator.core.status.taken_back import TakenBack, TakenBackLog, event_of
 from pdcluster_operator.core.status_document import bare_document, event_document, read_status, status_document
-from pdcluster_operator.core.taken_back import TakenBack, TakenBackLog, event_of
 from pdcluster_operator.core.unknown_fields import UnknownFields
 from pdcluster_operator.errors import Contested, Forbidden, KubeError, Refused
 from pdcluster_operator.http_kube import HttpKube

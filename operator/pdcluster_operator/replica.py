@@ -24,8 +24,8 @@ from pdcluster_operator.api.cluster import Rollout
 from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.clock import unix_s
-from pdcluster_operator.core.gauges import PoolSample, sample_of
-from pdcluster_operator.core.object_views import ClusterView
+from pdcluster_operator.core.seen.object_views import ClusterView
+from pdcluster_operator.core.status.gauges import PoolSample, sample_of
 from pdcluster_operator.core.status_document import read_status
 from pdcluster_operator.health_server import serve_probes
 from pdcluster_operator.http_kube import Fence, HttpKube

@@ -21,7 +21,7 @@ import msgspec
 
 from pdcluster_operator.caches import Key
 from pdcluster_operator.clock import steady_s
-from pdcluster_operator.core.observed import VerificationResult
+from pdcluster_operator.core.seen.observed import VerificationResult
 from pdcluster_operator.core.trials import TargetTrials, TrialVerdict
 from pdcluster_operator.errors import KubeError
 from pdcluster_operator.kinds import Ref

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from pdcluster_operator.core.fleet import ROLES, Fleet, RoleFleet, Workload, resolve_limits
-from pdcluster_operator.core.rollout import Step
+from pdcluster_operator.core.rollout.fleet import ROLES, Fleet, RoleFleet, Workload, resolve_limits
+from pdcluster_operator.core.rollout.steps import Step
 from pdcluster_protocol.labels import Role
 
 NEVER: Final = 10**9

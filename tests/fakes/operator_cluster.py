@@ -13,9 +13,10 @@ from typing import Any
 
 from operator_cases.objects import pdcluster
 from pdcluster_operator.api.cluster import PDCluster
-from pdcluster_operator.core.actions import Child, Move, Plan, Way
 from pdcluster_operator.core.manifests.pool import Document, Pool, pool_of
-from pdcluster_operator.core.observed import (
+from pdcluster_operator.core.plan.actions import Child, Move, Plan, Way
+from pdcluster_operator.core.plan.pool_plan import plan_pool
+from pdcluster_operator.core.seen.observed import (
     Observed,
     SeenScaler,
     SeenService,
@@ -23,8 +24,7 @@ from pdcluster_operator.core.observed import (
     VerificationResult,
     Version,
 )
-from pdcluster_operator.core.plan import plan_pool
-from pdcluster_operator.core.status import Verification
+from pdcluster_operator.core.status.pool_status import Verification
 from pdcluster_operator.kinds import WORKLOADS, kind_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role

@@ -25,7 +25,7 @@ from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.manifests.pool import INTERNAL_PORT
-from pdcluster_operator.core.object_views import view_of
+from pdcluster_operator.core.seen.object_views import view_of
 from pdcluster_operator.http_kube import Fence, HttpKube
 from pdcluster_operator.kinds import DEPLOYMENT, PDCLUSTER, POD, WATCHED_CHILDREN, selector_of
 from pdcluster_operator.pool_secrets import PoolSecrets

@@ -27,7 +27,7 @@ from control_plane.kube_http import MERGE_PATCH, Object
 from control_plane.plane import ControlPlane
 from control_plane.recipe import KUBECTL
 from integration.harness import eventually
-from pdcluster_operator.core.explain import NOT_LOOKED_AT
+from pdcluster_operator.core.status.explain import NOT_LOOKED_AT
 
 pytestmark = [pytest.mark.control_plane, pytest.mark.slow]
 

@@ -17,7 +17,7 @@ from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.session import open_session
 from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
-from pdcluster_operator.core.object_views import view_of
+from pdcluster_operator.core.seen.object_views import view_of
 from pdcluster_operator.health_server import serve_probes
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import PDCLUSTER

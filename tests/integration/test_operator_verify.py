@@ -17,8 +17,8 @@ from fakes.router import until
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Key
-from pdcluster_operator.core.observed import VerificationResult
-from pdcluster_operator.core.status import Verification
+from pdcluster_operator.core.seen.observed import VerificationResult
+from pdcluster_operator.core.status.pool_status import Verification
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET as SECRET_KIND
 from pdcluster_operator.kinds import Ref

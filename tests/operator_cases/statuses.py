@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from pdcluster_operator.core.conditions import Counts
-from pdcluster_operator.core.status import Facts, Verification, reduce_status
+from pdcluster_operator.core.status.conditions import Counts
+from pdcluster_operator.core.status.pool_status import Facts, Verification, reduce_status
 
 ALL_READY: Final = Counts(wanted=2, least=1, replicas=2, updated=2, ready=2, updated_ready=2)
 STARTING: Final = Counts(wanted=2, least=1, replicas=2, updated=2)

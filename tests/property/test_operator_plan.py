@@ -12,9 +12,9 @@ from drawn import drawn
 from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.objects import D, P
 from pdcluster_operator.api.cluster import PDCluster
-from pdcluster_operator.core.actions import Plan
-from pdcluster_operator.core.conditions import Truth, Type
-from pdcluster_operator.core.observed import Observed, SeenWorkload
+from pdcluster_operator.core.plan.actions import Plan
+from pdcluster_operator.core.seen.observed import Observed, SeenWorkload
+from pdcluster_operator.core.status.conditions import Truth, Type
 from pdcluster_protocol.labels import Role
 
 Changes = dict[str, Any]

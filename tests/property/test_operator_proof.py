@@ -13,9 +13,9 @@ from drawn import drawn
 from fakes.operator_cluster import Died, FakeCluster, make_cluster, make_pool
 from operator_cases.objects import D, both
 from pdcluster_operator.api.cluster import PDCluster
-from pdcluster_operator.core.actions import Plan, TargetIds
-from pdcluster_operator.core.conditions import Truth, Type
-from pdcluster_operator.core.target import target_of
+from pdcluster_operator.core.plan.actions import Plan, TargetIds
+from pdcluster_operator.core.plan.target import target_of
+from pdcluster_operator.core.status.conditions import Truth, Type
 from pdcluster_protocol.labels import Role
 
 NO_SURGE: Final = {"spec.rollout": {"maxSurge": 0, "maxUnavailable": 1}}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.objects import D, P
-from pdcluster_operator.core.preview import preview
+from pdcluster_operator.core.plan.preview import preview
 from pdcluster_protocol.errors import ConfigError
 
 NAMES: Final = (

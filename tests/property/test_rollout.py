@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes.deployments import Ask, FakeDeployments
-from pdcluster_operator.core.fleet import ROLES, Fleet
-from pdcluster_operator.core.rollout import Step, fleet_after, next_step, preview_steps
+from pdcluster_operator.core.rollout.fleet import ROLES, Fleet
+from pdcluster_operator.core.rollout.steps import Step, fleet_after, next_step, preview_steps
 from pdcluster_protocol.labels import Role
 
 SURGES: Final[st.SearchStrategy[int | str]] = st.sampled_from([0, 1, 2, "0%", "25%", "50%", "100%"])

@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_operator.core.scaling import Bounds, Pair
+from pdcluster_operator.core.rollout.scaling import Bounds, Pair
 
 COUNTS = st.integers(0, 30)
 RATIOS = st.none() | st.fractions(Fraction(1, 8), Fraction(8), max_denominator=8)

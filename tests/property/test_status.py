@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_operator.core.conditions import Counts, Reason, Status, Truth, Type
-from pdcluster_operator.core.explain import explain
-from pdcluster_operator.core.status import Facts, Verification, deadline_at, events_between, reduce_status
+from pdcluster_operator.core.status.conditions import Counts, Reason, Status, Truth, Type
+from pdcluster_operator.core.status.explain import explain
+from pdcluster_operator.core.status.pool_status import Facts, Verification, deadline_at, events_between, reduce_status
 
 
 @st.composite

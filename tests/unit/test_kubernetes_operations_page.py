@@ -13,14 +13,14 @@ from chart_cases.pages import OPERATIONS, commands_of
 from chart_cases.rendering import CHART
 from fakes.operator_cluster import make_cluster
 from operator_cases.objects import D, P
-from pdcluster_operator.core.conditions import Counts
-from pdcluster_operator.core.explain import explain
 from pdcluster_operator.core.manifests.pool import pool_of
 from pdcluster_operator.core.manifests.router import router_deployment
-from pdcluster_operator.core.observed import Observed
-from pdcluster_operator.core.preview import preview
-from pdcluster_operator.core.status import Facts, Problems, reduce_status
-from pdcluster_operator.core.target import target_of
+from pdcluster_operator.core.plan.preview import preview
+from pdcluster_operator.core.plan.target import target_of
+from pdcluster_operator.core.seen.observed import Observed
+from pdcluster_operator.core.status.conditions import Counts
+from pdcluster_operator.core.status.explain import explain
+from pdcluster_operator.core.status.pool_status import Facts, Problems, reduce_status
 
 TEXT: Final = OPERATIONS.read_text()
 ROWS: Final = [line for line in TEXT.splitlines() if line.startswith("| `")]

@@ -1,7 +1,7 @@
 """The reference of PDCluster and PDRoleScaler as a page in Markdown: fields, rules, conditions. Pure.
 
 Source of truth: the CRDs, which are made of the models of ``operator/pdcluster_operator/api``, and
-``core/conditions.py``.
+``core/status/conditions.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tools.crd import KINDS, Kind, crd, root_schema, rules_in
 from tools.reference.fields import Schema, bounds_of, default_of, type_of
 from tools.reference.reasons import REASONS_OF, TRUE_MEANS
 
-from pdcluster_operator.core.conditions import EventReason, Reason, Type
+from pdcluster_operator.core.status.conditions import EventReason, Reason, Type
 
 HEAD: Final = Path(__file__).with_name("head.md").read_text()
 

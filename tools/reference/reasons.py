@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pdcluster_operator.core.conditions import Reason, Truth, Type
+from pdcluster_operator.core.status.conditions import Reason, Truth, Type
 
 TRUE_MEANS: Final[dict[Type, str]] = {
     Type.ACCEPTED: "the spec can be carried out on this cluster",

@@ -12,8 +12,8 @@ from pdcluster_cli.commands import SUBCOMMANDS, add_cluster_flags
 def main(words: Sequence[str]) -> int:
     """Exit status 0: the PDCluster is ready; 1: it is not; 2: it could not be read."""
     from pdcluster_cli.cluster.documents import Unreadable, read_cluster, read_file, where_of
-    from pdcluster_operator.core.conditions import Truth, Type
-    from pdcluster_operator.core.explain import explain
+    from pdcluster_operator.core.status.conditions import Truth, Type
+    from pdcluster_operator.core.status.explain import explain
     from pdcluster_operator.core.status_document import read_status
 
     given = make_parser().parse_args(words)

@@ -23,7 +23,7 @@ _FROM_CLUSTER: Final = (
 def main(words: Sequence[str]) -> int:
     """Print the plan. Exit status 0, or 2 if there is none."""
     from pdcluster_cli.cluster.documents import Unreadable, find_cluster, parse_cluster, read_file, where_of
-    from pdcluster_operator.core.preview import preview
+    from pdcluster_operator.core.plan.preview import preview
     from pdcluster_protocol.errors import ConfigError
 
     given = make_parser().parse_args(words)

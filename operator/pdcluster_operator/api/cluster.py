@@ -212,7 +212,7 @@ class Auth(ApiModel):
 
 
 _NEARLY: Final = "1e-9"
-"""Of an instance: 0.07 x 100 is a little above 7 in doubles, and what users wrote is exact (``core/scaling.py``)."""
+"""Of an instance: 0.07 x 100 is a little above 7 in doubles, and what users wrote is exact (``rollout/scaling.py``)."""
 _PREFILL: Final = "double(self.roles.prefill.replicas)"
 _DECODE: Final = "double(self.roles.decode.replicas)"
 _BELOW: Final = f"{_PREFILL} < self.scaling.ratio.min * {_DECODE} - {_NEARLY}"

@@ -22,10 +22,10 @@ from pdcluster_operator.api.status import (
     WireCondition,
     summary_of,
 )
-from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
-from pdcluster_operator.core.object_views import View
-from pdcluster_operator.core.picture import Routers
-from pdcluster_operator.core.status import KubernetesEvent
+from pdcluster_operator.core.seen.object_views import View
+from pdcluster_operator.core.seen.picture import Routers
+from pdcluster_operator.core.status.conditions import Condition, Counts, Reason, Status, Truth, Type
+from pdcluster_operator.core.status.pool_status import KubernetesEvent
 from pdcluster_operator.kinds import EVENT, Object
 from pdcluster_protocol.labels import MANAGER
 

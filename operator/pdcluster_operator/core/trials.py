@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final
 
-from pdcluster_operator.core.observed import VerificationResult
 from pdcluster_operator.core.queueing import RetryPace
-from pdcluster_operator.core.status import Verification
+from pdcluster_operator.core.seen.observed import VerificationResult
+from pdcluster_operator.core.status.pool_status import Verification
 
 PACE: Final = RetryPace(first_s=2.0, most_s=300.0)
 """Seconds between two requests. 300: a pool that cannot transfer is mended by people."""

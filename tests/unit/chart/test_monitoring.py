@@ -18,9 +18,9 @@ from chart_cases.rendering import CHART, ROOT, named, of_kind
 from operator_cases.statuses import FAILED_STATUS, WELL, WELL_STATUS
 from pdcluster_connector.failures import TransferFailure as TransferKind
 from pdcluster_operator.api.status import ConditionStatus
-from pdcluster_operator.core.conditions import Status, Type
-from pdcluster_operator.core.gauges import PoolSample, sample_of
-from pdcluster_operator.core.status import reduce_status
+from pdcluster_operator.core.status.conditions import Status, Type
+from pdcluster_operator.core.status.gauges import PoolSample, sample_of
+from pdcluster_operator.core.status.pool_status import reduce_status
 from pdcluster_operator.http_kube import ApiCall
 from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics as OperatorMetrics

@@ -6,7 +6,7 @@ from typing import Any
 
 from operator_cases.objects import pdcluster
 from pdcluster_operator.caches import Caches, Key
-from pdcluster_operator.core.object_views import View, view_of
+from pdcluster_operator.core.seen.object_views import View, view_of
 from pdcluster_operator.kinds import LEADER_WORKER_SET
 from pdcluster_protocol import labels
 

@@ -14,7 +14,7 @@ from anyio.from_thread import start_blocking_portal
 from fakes.api_server import ApiServer, Fault, is_list
 from integration.ports import fresh_port
 from pdcluster_cli.__main__ import main
-from pdcluster_operator.core.explain import NOT_LOOKED_AT
+from pdcluster_operator.core.status.explain import NOT_LOOKED_AT
 from pdcluster_operator.kinds import PDCLUSTER, SCALER
 
 ROOT: Final = Path(__file__).resolve().parents[4]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from fakes.operator_cluster import make_cluster
 from operator_cases.statuses import FIRST
-from pdcluster_operator.core.conditions import Condition, Counts, Reason, Status, Truth, Type
-from pdcluster_operator.core.picture import Routers
-from pdcluster_operator.core.status import reduce_status
+from pdcluster_operator.core.seen.picture import Routers
+from pdcluster_operator.core.status.conditions import Condition, Counts, Reason, Status, Truth, Type
+from pdcluster_operator.core.status.pool_status import reduce_status
 from pdcluster_operator.core.status_document import bare_document, read_status, status_document
 
 COUNTS = Counts(wanted=3, least=2, replicas=4, updated=2, ready=3, updated_ready=1, terminating=1)

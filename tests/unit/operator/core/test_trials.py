@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pdcluster_operator.core.observed import VerificationResult
-from pdcluster_operator.core.status import Verification
+from pdcluster_operator.core.seen.observed import VerificationResult
+from pdcluster_operator.core.status.pool_status import Verification
 from pdcluster_operator.core.trials import PATIENCE, TargetTrials, TrialVerdict
 
 FAILED = VerificationResult(Verification.FAILED, "no KV")

@@ -18,7 +18,7 @@ from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.accepted import ACCEPTED
 from operator_cases.objects import Accepted, both
 from pdcluster_operator.core.manifests.pool import Document
-from pdcluster_operator.core.observed import Observed
+from pdcluster_operator.core.seen.observed import Observed
 
 ROOT: Final = Path(__file__).resolve().parents[5]
 OLDEST, NEWEST = "1.30", "1.35"

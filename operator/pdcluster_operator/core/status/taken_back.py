@@ -1,0 +1,86 @@
+"""Remembers fields of our children that somebody else had set and that we set back: what to tell the user, and when.
+
+Kubernetes' page "Server-Side Apply" asks controllers to force conflicts on objects that they own: a field that stays
+taken would hold up everything else. But two writers that both insist would write for ever. So if a field is set back a
+second time within ``CONTEST_S``, the look counts as failed, and the next look comes at the pace of failures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from pdcluster_operator.core.status.conditions import EventReason
+from pdcluster_operator.core.status.pool_status import EventKind, KubernetesEvent
+
+CONTEST_S: Final = 60
+"""Seconds. A field that is set back twice within them is contested: an autoscaler sets its field every 15 s."""
+TELL_AGAIN_S: Final = 3600
+"""Seconds. Kubernetes forgets Events after an hour, so the user is told again."""
+MAX_REMEMBERED: Final = 256
+"""Entries that each memory of one PDCluster holds at most: several for each of its children."""
+
+
+_K = TypeVar("_K")
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """``fields``: of the child ``ref``, as the API server spells them; ``by``: the managers that had them."""
+
+    ref: str
+    fields: tuple[str, ...]
+    by: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, str, str]:
+        """Child, fields and managers."""
+        return self.ref, ", ".join(self.fields), ", ".join(self.by)
+
+    def __str__(self) -> str:
+        return "{}: {} was set by {}".format(*self.words)
+
+
+def event_of(taken: TakenBack) -> KubernetesEvent:
+    cure = "the operator keeps it as the PDCluster says, so change it there"
+    return KubernetesEvent(EventKind.WARNING, EventReason.TAKEN_BACK.value, f"{taken}, and was taken back: {cure}")
+
+
+class TakenBackLog:
+    """The fields of one PDCluster that were taken back, and when. One task owns it."""
+
+    def __init__(self) -> None:
+        self._taken_s: dict[tuple[str, tuple[str, ...]], int] = {}
+        """By child and fields, not by manager: a manager that changes its name each time is no new taker."""
+        self._told_s: dict[TakenBack, int] = {}
+        self._contested: TakenBack | None = None
+
+    def note(self, taken: TakenBack, now: int) -> bool:
+        """The fields were taken back ``now``. Returns whether to tell the user: not again within ``TELL_AGAIN_S``."""
+        field = taken.ref, taken.fields
+        if _is_within(CONTEST_S, self._taken_s.get(field), now):
+            self._contested = taken
+        _remember(self._taken_s, field, now, CONTEST_S)
+        if _is_within(TELL_AGAIN_S, self._told_s.get(taken), now):
+            return False
+        _remember(self._told_s, taken, now, TELL_AGAIN_S)
+        return True
+
+    def pop_contested(self) -> TakenBack | None:
+        """Fields that were contested since the last call of this; None: there are none."""
+        found, self._contested = self._contested, None
+        return found
+
+
+def _remember(known: dict[_K, int], key: _K, now: int, keep_s: int) -> None:
+    """Note ``key`` as met ``now``. Forget the oldest keys, if they are too old or too many."""
+    known.pop(key, None)
+    known[key] = now
+    for oldest in list(known):
+        if len(known) <= MAX_REMEMBERED and _is_within(keep_s, known[oldest], now):
+            return
+        del known[oldest]
+
+
+def _is_within(limit_s: int, before: int | None, now: int) -> bool:
+    return before is not None and now - before < limit_s

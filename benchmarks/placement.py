@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Final
 
-from pdcluster_router.core.load import Load
-from pdcluster_router.core.placement import Chooser, RequestFacts
-from pdcluster_router.core.policies.conversation import number_of
-from pdcluster_router.core.rewrite import parse_body
+from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.engines.load import Load
+from pdcluster_router.core.engines.placement import Chooser, RequestFacts
+from pdcluster_router.core.engines.policies.conversation import number_of
 from pdcluster_router.services import POLICIES
 
 NUM_ENGINES: Final = (2, 16, 256)

@@ -26,7 +26,7 @@ from benchmarks.pool_model import OurRouter, Pool, Router, Served, oracle_hits
 from benchmarks.traces import TRACES, Asked
 
 from pdcluster_protocol.launch import RouterPolicy
-from pdcluster_router.core.placement import Chooser, E, Policy, RequestFacts, Tally
+from pdcluster_router.core.engines.placement import Chooser, E, Policy, RequestFacts, Tally
 from pdcluster_router.services import POLICIES
 
 

@@ -19,10 +19,10 @@ from typing import Final, Protocol
 from benchmarks.traces import BLOCK_TOKENS, Asked, Block
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.breaker import Breaker
-from pdcluster_router.core.load import Load
-from pdcluster_router.core.membership import EngineState
-from pdcluster_router.core.placement import Chooser, Policy, usable
+from pdcluster_router.core.engines.breaker import Breaker
+from pdcluster_router.core.engines.load import Load
+from pdcluster_router.core.engines.membership import EngineState
+from pdcluster_router.core.engines.placement import Chooser, Policy, usable
 
 PREFILL_TOKENS_PER_S: Final = 20_000.0
 ANSWER_TOKEN_S: Final = 0.02

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from pdcluster_router.core.placement import RequestFacts
-from pdcluster_router.core.rewrite import parse_body
+from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.engines.placement import RequestFacts
 
 BLOCK_TOKENS: Final = 128
 Block: TypeAlias = tuple[str, int]

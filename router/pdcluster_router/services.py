@@ -17,16 +17,16 @@ from pdcluster_protocol.launch import RouterPolicy
 from pdcluster_protocol.metaserver import Action, PrefillOutcome
 from pdcluster_protocol.params import DecodeParams, LocalPrefill, Reservation
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core.admission import Admission
-from pdcluster_router.core.dialect import Dialect, PdclusterDialect, Posted
-from pdcluster_router.core.load import AnswerLength
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.openai_errors import ApiError
-from pdcluster_router.core.pairing import Pairing, Retries
-from pdcluster_router.core.placement import Policy, usable_prefills
-from pdcluster_router.core.policies.affinity import affinity
-from pdcluster_router.core.policies.least_tokens import least_tokens
-from pdcluster_router.core.vllm_ascend import VllmAscendDialect
+from pdcluster_router.core.apis.openai_errors import ApiError
+from pdcluster_router.core.clients.admission import Admission
+from pdcluster_router.core.engines.load import AnswerLength
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.placement import Policy, usable_prefills
+from pdcluster_router.core.engines.policies.affinity import affinity
+from pdcluster_router.core.engines.policies.least_tokens import least_tokens
+from pdcluster_router.core.requests.dialect import Dialect, PdclusterDialect, Posted
+from pdcluster_router.core.requests.pairing import Pairing, Retries
+from pdcluster_router.core.requests.vllm_ascend import VllmAscendDialect
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster, Terms

@@ -27,7 +27,7 @@ from pdcluster_operator.errors import Conflict, Exists, NotFound, OwnConflict, R
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import DEPLOYMENT, LEADER_WORKER_SET, LEASE, SERVICE, SERVICE_ACCOUNT, Kind, Ref, ref_of
 from pdcluster_protocol.errors import Unavailable
-from pdcluster_router.core.endpoint_slices import SliceCache
+from pdcluster_router.core.engines.endpoint_slices import SliceCache
 from pdcluster_router.engines.discovery import Source
 
 pytestmark = pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""vLLM's own Messages API: its request's keys against ``core/messages.py``, its answers against our fake's."""
+"""vLLM's own Messages API: its request's keys against ``core/apis/messages.py``, its answers against our fake's."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fakes.messages import MessagesWords
 from fakes.reservations import PROMPT_TOKENS, reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
-from pdcluster_router.core.messages import MessagesWatch, first_event, parse_messages, unfinished
-from pdcluster_router.core.sse import error_of
+from pdcluster_router.core.apis.messages import MessagesWatch, first_event, parse_messages, unfinished
+from pdcluster_router.core.apis.sse import error_of
 
 PARAMS: Final = DecodeParams(metaserver="http://r/v1/metaserver", transfer_id=TransferId("t"), deadline_ms=9)
 RESERVATION: Final = parse_reservation(reservation_of(to_wire(PARAMS)))

@@ -1,4 +1,4 @@
-"""vLLM's own request models against ``core/rewrite.py``: which keys there are, and what odd values of them mean."""
+"""vLLM's own request models against ``core/apis/rewrite.py``: which keys there are, and what odd values mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm.sampling_params import SamplingParams
 from fakes.reservations import reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
-from pdcluster_router.core.rewrite import PREFILLED_APART, Said, parse_body
+from pdcluster_router.core.apis.rewrite import PREFILLED_APART, Said, parse_body
 
 PARAMS: Final = DecodeParams(metaserver="http://r/v1/metaserver", transfer_id=TransferId("t"), deadline_ms=9)
 RESERVATION: Final = parse_reservation(reservation_of(to_wire(PARAMS)))
@@ -56,7 +56,7 @@ ODD_PROMPTS: Final = ["[1.0,2]", "[\n1\t,2]", "[]", "null", '""', "7", "{}", "[n
 @pytest.mark.parametrize("model", MODELS)
 def test_each_key_of_vllms_requests_is_known_to_be_harmless_or_looked_at(model: Model) -> None:
     known = {*Said.__struct_fields__, *SAMPLING, *TEXT, *ANSWER, *RUN}
-    assert set(model.model_fields) - known == set(), "decide what a request with it needs: core/rewrite.py"
+    assert set(model.model_fields) - known == set(), "decide what a request with it needs: core/apis/rewrite.py"
 
 
 def test_no_key_is_called_harmless_that_is_looked_at_or_gone() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from pdcluster_router.core.proxy_protocol import SIGNATURE
+from pdcluster_router.core.clients.proxy_protocol import SIGNATURE
 
 
 def line(client: str, port: int = 50000) -> bytes:

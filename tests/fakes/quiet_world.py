@@ -16,14 +16,14 @@ from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import LocalPrefill
 from pdcluster_protocol.secret import make_secret
-from pdcluster_router.core.client_apis import OPENAI
-from pdcluster_router.core.dialect import LayerwiseCall
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.outage import Sign
-from pdcluster_router.core.pairing import Retries, Timeouts
-from pdcluster_router.core.placement import RequestFacts
-from pdcluster_router.core.rewrite import Parts, parse_body
-from pdcluster_router.core.room import Room
+from pdcluster_router.core.apis.client_apis import OPENAI
+from pdcluster_router.core.apis.rewrite import Parts, parse_body
+from pdcluster_router.core.clients.room import Room
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.outage import Sign
+from pdcluster_router.core.engines.placement import RequestFacts
+from pdcluster_router.core.requests.dialect import LayerwiseCall
+from pdcluster_router.core.requests.pairing import Retries, Timeouts
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Terms
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink

@@ -12,7 +12,7 @@ from pdcluster_protocol.ids import BootId, EngineId, TransferId
 from pdcluster_protocol.metaserver import METASERVER_PATH, SEAL_HEADER
 from pdcluster_protocol.params import LocalPrefill, Reservation, SideChannelAddress, sealed, to_wire
 from pdcluster_protocol.secret import Secret, make_secret
-from pdcluster_router.core.pairing import FIRST_ATTEMPT
+from pdcluster_router.core.requests.pairing import FIRST_ATTEMPT
 
 SECRET = make_secret("the secret of the tests")
 PROMPT_TOKENS = 42

@@ -25,10 +25,10 @@ from pdcluster_protocol.params import (
     to_wire,
 )
 from pdcluster_protocol.secret import Secret, make_secret
-from pdcluster_router.core.dialect import PdclusterDialect
-from pdcluster_router.core.messages import parse_messages
-from pdcluster_router.core.request_head import RequestHead, read_head
-from pdcluster_router.core.rewrite import BadBody, parse_body
+from pdcluster_router.core.apis.messages import parse_messages
+from pdcluster_router.core.apis.request_head import RequestHead, read_head
+from pdcluster_router.core.apis.rewrite import BadBody, parse_body
+from pdcluster_router.core.requests.dialect import PdclusterDialect
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.reservation import take_reservation
 from pdcluster_router.services import Services

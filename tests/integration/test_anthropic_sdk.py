@@ -16,7 +16,7 @@ import pytest
 
 from integration.harness import Harness, Pool, Server, blocks_in_use, eventually, metric
 from patience import PATIENCE_S
-from pdcluster_router.core.messages import NO_REASON
+from pdcluster_router.core.apis.messages import NO_REASON
 
 if TYPE_CHECKING:
     import anthropic

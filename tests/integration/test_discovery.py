@@ -19,7 +19,7 @@ from fakes.slices import endpoint, slice_of
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.reader import KubeReader
-from pdcluster_router.core.membership import Member
+from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.engines.discovery import GOOD_WATCH_S, EngineDiscovery, Source
 
 pytestmark = pytest.mark.anyio

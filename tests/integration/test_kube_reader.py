@@ -15,7 +15,7 @@ from integration.authorities import api_behind, make_authority
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_protocol.errors import Unavailable
-from pdcluster_router.core.endpoint_slices import SliceCache
+from pdcluster_router.core.engines.endpoint_slices import SliceCache
 from pdcluster_router.engines.discovery import Source
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, orders, raw, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.access import AccessLine
-from pdcluster_router.core.keep_alive import COMMENT
+from pdcluster_router.core.requests.keep_alive import COMMENT
 
 pytestmark = pytest.mark.anyio
 

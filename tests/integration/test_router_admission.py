@@ -12,8 +12,8 @@ from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import PROMPT, STREAM, Rig, running_rig, send, until
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.admission import PASS_S
-from pdcluster_router.core.load import FIRST_ANSWER_TOKENS
+from pdcluster_router.core.clients.admission import PASS_S
+from pdcluster_router.core.engines.load import FIRST_ANSWER_TOKENS
 
 pytestmark = pytest.mark.anyio
 

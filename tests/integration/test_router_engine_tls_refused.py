@@ -23,7 +23,7 @@ from integration.engine_tls import alone, ask, told
 from integration.ports import fresh_port
 from integration.test_router_process import start_router
 from patience import EDGE_S, PATIENCE_S
-from pdcluster_router.core.breaker import Circuit
+from pdcluster_router.core.engines.breaker import Circuit
 
 pytestmark = pytest.mark.anyio
 DAY = timedelta(days=1)

@@ -20,8 +20,8 @@ from fakes.router import until
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.outage import Sign
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.outage import Sign
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import IdleConnections, PoolLimits

@@ -14,8 +14,8 @@ from fakes.faults import Fault, Gate
 from fakes.http import RawClient
 from fakes.reservations import PROMPT_TOKENS, SECRET, reservation_of
 from fakes.router import CHAT, COMPLETIONS, Rig, post, running_rig, running_server, send, until
-from pdcluster_router.core.keep_alive import COMMENT
-from pdcluster_router.core.placement import Chooser, E, RequestFacts, Tally
+from pdcluster_router.core.engines.placement import Chooser, E, RequestFacts, Tally
+from pdcluster_router.core.requests.keep_alive import COMMENT
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.outage import Sign
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.outage import Sign
 from pdcluster_router.engines.engine import Engine
 
 pytestmark = pytest.mark.anyio

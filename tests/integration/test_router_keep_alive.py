@@ -18,7 +18,7 @@ from fakes.http import Message, RawClient
 from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, attempts, running_rig, until
 from patience import PATIENCE_S
-from pdcluster_router.core.keep_alive import COMMENT
+from pdcluster_router.core.requests.keep_alive import COMMENT
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from fakes.messages import MESSAGES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, running_rig, until
 from integration.test_router_access import KEY, OTHER, bearer, line
 from patience import PATIENCE_S
-from pdcluster_router.core.key_limits import KeyUse, LimitedBy
+from pdcluster_router.core.clients.key_limits import KeyUse, LimitedBy
 
 pytestmark = pytest.mark.anyio
 

@@ -14,9 +14,9 @@ from fakes.reservations import reservation_call, reservation_of
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.secret import make_secret
-from pdcluster_router.core.load import AnswerLength
-from pdcluster_router.core.rewrite import ClientBody
-from pdcluster_router.core.room import RoomLimit
+from pdcluster_router.core.apis.rewrite import ClientBody
+from pdcluster_router.core.clients.room import RoomLimit
+from pdcluster_router.core.engines.load import AnswerLength
 from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.http.reading import LINE_OBJECTS_BYTES, MAX_HEADER_LINES, PIECE_BYTES
 

@@ -20,8 +20,8 @@ from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, 
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.policies.least_tokens import least_tokens
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.models import Models
 from pdcluster_router.engines.roster import Roster

@@ -12,7 +12,7 @@ from fakes.faults import Fault, Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from patience import PATIENCE_S
-from pdcluster_router.core.openai_errors import body_too_large
+from pdcluster_router.core.apis.openai_errors import body_too_large
 from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.http.reading import SLICE_BYTES
 

@@ -15,7 +15,7 @@ from fakes.http import request_bytes
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET
 from fakes.router import COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until
 from pdcluster_protocol.kept import REQUESTS_PATH, KeptAnswer, KeptRequest, path_for
-from pdcluster_router.core.dialect import PdclusterDialect
+from pdcluster_router.core.requests.dialect import PdclusterDialect
 
 pytestmark = pytest.mark.anyio
 

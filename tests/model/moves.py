@@ -18,7 +18,7 @@ from model.router_side import FAILED
 from model.state import REQUESTS, State, Step, System, World, transfer_of
 from pdcluster_connector.core.sending import PushKey, PushPhase
 from pdcluster_protocol.ids import RequestId
-from pdcluster_router.core.pairing import Phase as PairingPhase
+from pdcluster_router.core.requests.pairing import Phase as PairingPhase
 
 Label: TypeAlias = tuple[Any, ...]
 Move: TypeAlias = tuple[Label, Callable[[Step], None]]

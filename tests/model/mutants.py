@@ -20,8 +20,8 @@ from pdcluster_connector.core.writers import MAY_WRITE, PeerId, SessionId, Write
 from pdcluster_connector.scheduler.decode import DecodeScheduler
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 from pdcluster_protocol.side_channel import ContentSums, Done, Fenced
-from pdcluster_router.core.pairing import Command as RouterCommand
-from pdcluster_router.core.pairing import Event, Pairing
+from pdcluster_router.core.requests.pairing import Command as RouterCommand
+from pdcluster_router.core.requests.pairing import Event, Pairing
 
 
 @dataclass(frozen=True)

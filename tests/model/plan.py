@@ -20,7 +20,7 @@ from pdcluster_connector.core.writers import Debt
 from pdcluster_connector.scheduler.decode import DecodeScheduler
 from pdcluster_protocol.secret import make_secret
 from pdcluster_protocol.side_channel import ContentSums, Hello
-from pdcluster_router.core.pairing import Pairing
+from pdcluster_router.core.requests.pairing import Pairing
 
 SECRET: Final = make_secret("of the model only")
 DEADLINE_MS: Final = 60_000

@@ -7,7 +7,7 @@ import pytest
 from drawn import drawn
 from fuzz import bodies, frames
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core import rewrite
+from pdcluster_router.core.apis import rewrite
 
 NUM_INPUTS = drawn(15_000)
 SEEDS = [1, pytest.param(2, marks=pytest.mark.long)]

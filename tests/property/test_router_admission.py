@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from drawn import drawn
-from pdcluster_router.core.admission import PASS_S, Admission
+from pdcluster_router.core.clients.admission import PASS_S, Admission
 
 LIMIT = 100
 WORK_S = 1.0

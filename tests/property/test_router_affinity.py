@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_router.core.load import Load
-from pdcluster_router.core.placement import RequestFacts
-from pdcluster_router.core.policies.affinity import MOST_LOAD, NUM_HOMES, PART_OF_PROMPT, affinity
-from pdcluster_router.core.policies.conversation import number_of
-from pdcluster_router.core.rewrite import parse_body
+from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.engines.load import Load
+from pdcluster_router.core.engines.placement import RequestFacts
+from pdcluster_router.core.engines.policies.affinity import MOST_LOAD, NUM_HOMES, PART_OF_PROMPT, affinity
+from pdcluster_router.core.engines.policies.conversation import number_of
 
 THOROUGH = settings(max_examples=drawn(200), deadline=None)
 BODY = parse_body(b"{}")

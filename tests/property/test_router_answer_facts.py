@@ -10,7 +10,7 @@ from statistics import median_low
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_router.core.answer_facts import (
+from pdcluster_router.core.telemetry.answer_facts import (
     END_BYTES,
     LEAST_GAP_S,
     STEP,

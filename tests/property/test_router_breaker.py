@@ -14,12 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from drawn import drawn
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRYING_S, Breaker, Circuit, Era
-from pdcluster_router.core.load import SLOW_START_S, Load
-from pdcluster_router.core.membership import EngineState
-from pdcluster_router.core.placement import RequestFacts, prefill_tiers
-from pdcluster_router.core.policies.least_tokens import FEW, least_tokens
-from pdcluster_router.core.rewrite import parse_body
+from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.engines.breaker import LAST_EJECTION_S, NUM_IN_A_ROW, TRYING_S, Breaker, Circuit, Era
+from pdcluster_router.core.engines.load import SLOW_START_S, Load
+from pdcluster_router.core.engines.membership import EngineState
+from pdcluster_router.core.engines.placement import RequestFacts, prefill_tiers
+from pdcluster_router.core.engines.policies.least_tokens import FEW, least_tokens
 from property.planted import check_it_is_found
 
 TOKENS: Final = 100

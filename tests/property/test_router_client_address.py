@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from drawn import drawn
 from pdcluster_protocol.launch import ForwardedHeader
 from pdcluster_protocol.networks import parse_network
-from pdcluster_router.core.client_address import MAX_HOPS, ClientAddresses
-from pdcluster_router.core.request_head import Headers, read_head
+from pdcluster_router.core.apis.request_head import Headers, read_head
+from pdcluster_router.core.clients.client_address import MAX_HOPS, ClientAddresses
 
 NETWORKS = [parse_network(text) for text in ("10.0.0.0/8", "2001:db8:a::/48")]
 XFF, FORWARDED = b"x-forwarded-for", b"forwarded"

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from fakes.reservations import reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
-from pdcluster_router.core.load import AnswerLength
-from pdcluster_router.core.openai_errors import bad_request, from_engine, parse_error
-from pdcluster_router.core.placement import left_of
-from pdcluster_router.core.rewrite import BadBody, parse_body
-from pdcluster_router.core.sse import error_event, error_of, first_event_end
+from pdcluster_router.core.apis.openai_errors import bad_request, from_engine, parse_error
+from pdcluster_router.core.apis.rewrite import BadBody, parse_body
+from pdcluster_router.core.apis.sse import error_event, error_of, first_event_end
+from pdcluster_router.core.engines.load import AnswerLength
+from pdcluster_router.core.engines.placement import left_of
 
 PARAMS = DecodeParams(metaserver="http://r", transfer_id=TransferId("t"), deadline_ms=1)
 RESERVATION = parse_reservation(reservation_of(to_wire(PARAMS)))

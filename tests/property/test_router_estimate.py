@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_router.core.estimate import BYTES_PER_TOKEN, LONG_BYTES, MEDIA_TOKENS, estimate_prompt_tokens
+from pdcluster_router.core.apis.estimate import BYTES_PER_TOKEN, LONG_BYTES, MEDIA_TOKENS, estimate_prompt_tokens
 
 URL = b"data:image/png;base64,"
 LENGTHS = st.integers(0, 40) | st.integers(LONG_BYTES - 3, LONG_BYTES + 3) | st.integers(0, 3 * LONG_BYTES)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcluster_router.core.keep_alive import LOOKS, Silence
+from pdcluster_router.core.requests.keep_alive import LOOKS, Silence
 
 KEEP_ALIVE = 60
 """In ticks, and so is everything here."""

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from drawn import drawn
-from pdcluster_router.core.key_limits import WINDOW_S, KeyLimits, KeyUse, KeyUses, LimitedBy, OverLimit
+from pdcluster_router.core.clients.key_limits import WINDOW_S, KeyLimits, KeyUse, KeyUses, LimitedBy, OverLimit
 
 MAYBE = st.one_of(st.none(), st.integers(1, 12))
 LIMITS = st.builds(KeyLimits, MAYBE, MAYBE, st.one_of(st.none(), st.integers(1, 200)))

@@ -19,8 +19,8 @@ from drawn import drawn
 from fakes.quiet_world import PATIENT, World
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.openai_errors import stopped
-from pdcluster_router.core.pairing import Retries, Timeouts
+from pdcluster_router.core.apis.openai_errors import stopped
+from pdcluster_router.core.requests.pairing import Retries, Timeouts
 from pdcluster_router.http.connection import ResponseLost
 from pdcluster_router.settings import EngineDialect
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.breaker import Breaker
-from pdcluster_router.core.membership import (
+from pdcluster_router.core.engines.breaker import Breaker
+from pdcluster_router.core.engines.membership import (
     Add,
     EngineKey,
     EngineState,
@@ -19,7 +19,7 @@ from pdcluster_router.core.membership import (
     Remove,
     plan,
 )
-from pdcluster_router.core.placement import decode_tiers, prefill_tiers
+from pdcluster_router.core.engines.placement import decode_tiers, prefill_tiers
 
 MEMBERS = st.builds(
     Member,

@@ -13,11 +13,11 @@ from fakes.messages import MessagesWords
 from fakes.reservations import reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
-from pdcluster_router.core.anthropic_errors import error_event
-from pdcluster_router.core.messages import MessagesWatch, first_event, parse_messages, unfinished
-from pdcluster_router.core.openai_errors import bad_request
-from pdcluster_router.core.rewrite import BadBody
-from pdcluster_router.core.sse import error_of, first_event_end
+from pdcluster_router.core.apis.anthropic_errors import error_event
+from pdcluster_router.core.apis.messages import MessagesWatch, first_event, parse_messages, unfinished
+from pdcluster_router.core.apis.openai_errors import bad_request
+from pdcluster_router.core.apis.rewrite import BadBody
+from pdcluster_router.core.apis.sse import error_of, first_event_end
 
 PARAMS = DecodeParams(metaserver="http://r", transfer_id=TransferId("t"), deadline_ms=1)
 RESERVATION = parse_reservation(reservation_of(to_wire(PARAMS)))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_router.core.outage import Outage, Sign
+from pdcluster_router.core.engines.outage import Outage, Sign
 
 MOST_S = 3
 Probe = tuple[Sign, int]

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from drawn import drawn
 from pdcluster_protocol.ids import TransferId
-from pdcluster_router.core.pairing import (
+from pdcluster_router.core.requests.pairing import (
     Command,
     Event,
     Pairing,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from drawn import drawn
 from fakes.prefaces import block, header, line
-from pdcluster_router.core.proxy_protocol import (
+from pdcluster_router.core.clients.proxy_protocol import (
     MAX_V1_BYTES,
     MAX_V2_BYTES,
     SIGNATURE,

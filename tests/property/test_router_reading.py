@@ -16,8 +16,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from drawn import drawn
-from pdcluster_router.core.client_apis import REQUEST_PATHS
-from pdcluster_router.core.room import Room
+from pdcluster_router.core.apis.client_apis import REQUEST_PATHS
+from pdcluster_router.core.clients.room import Room
 from pdcluster_router.front.clients import Clients
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.http.cycle import HotCycle

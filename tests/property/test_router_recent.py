@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_router.core.recent import NUM_STEPS, RecentCounts
+from pdcluster_router.core.telemetry.recent import NUM_STEPS, RecentCounts
 
 SPAN_S = 300.0
 STEP_S = SPAN_S / NUM_STEPS

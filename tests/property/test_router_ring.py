@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drawn import drawn
 from pdcluster_protocol.kept import MAX_FOUND
-from pdcluster_router.core.ring import ENTRY_BYTES, Ring
+from pdcluster_router.core.telemetry.ring import ENTRY_BYTES, Ring
 from pdcluster_router.telemetry.kept import (
     MAX_MOMENTS,
     Fate,

@@ -21,8 +21,8 @@ from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.local.options import parse_options
 from pdcluster_cli.pod import drain, ready
 from pdcluster_router.__main__ import parse_settings
-from pdcluster_router.core.api_keys import parse_keys
-from pdcluster_router.core.client_apis import REQUEST_PATHS
+from pdcluster_router.core.apis.client_apis import REQUEST_PATHS
+from pdcluster_router.core.clients.api_keys import parse_keys
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Final, get_args
 
-from pdcluster_router.core import openai_errors
-from pdcluster_router.core.openai_errors import ApiError
+from pdcluster_router.core.apis import openai_errors
+from pdcluster_router.core.apis.openai_errors import ApiError
 
 HEAD: Final = """
 ## Errors

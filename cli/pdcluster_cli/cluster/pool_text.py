@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdcluster_protocol.pool_page import EngineRow, PoolPage
-from pdcluster_router.core.scrub import printable
+from pdcluster_router.core.telemetry.scrub import printable
 
 
 def describe_page(page: PoolPage, router: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 
 from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, Milestone, Moment, names_for
-from pdcluster_router.core.why import explained
+from pdcluster_router.core.telemetry.why import explained
 
 if TYPE_CHECKING:
     from io import BufferedReader

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Final
 
 from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
-from pdcluster_router.core.scrub import printable
+from pdcluster_router.core.telemetry.scrub import printable
 
 OK: Final = "ok"
 """Outcome of a request that was served whole."""

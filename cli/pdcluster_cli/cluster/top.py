@@ -15,7 +15,7 @@ from pdcluster_cli.cluster.pool_text import describe_page
 from pdcluster_cli.cluster.routers import Answers, Unanswered, add_router_flags, ask_routers
 from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_protocol.pool_page import POOL_PATH, PoolPage
-from pdcluster_router.core.scrub import printable
+from pdcluster_router.core.telemetry.scrub import printable
 
 DEFAULT_INTERVAL_S: Final = 2.0
 MAX_INTERVAL_S: Final = 3600.0

@@ -17,7 +17,7 @@ from pdcluster_cli.cluster.request_text import OK, describe, duration
 from pdcluster_cli.cluster.routers import Unanswered, add_router_flags, ask_routers
 from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_protocol.kept import KeptAnswer, KeptRequest, path_for
-from pdcluster_router.core.scrub import printable
+from pdcluster_router.core.telemetry.scrub import printable
 
 
 def main(words: Sequence[str]) -> int:

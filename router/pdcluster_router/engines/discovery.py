@@ -5,7 +5,7 @@
      +--1 to 30 s---+-- cut, silent, refused, 410: what is known stays, and the list is asked for again
 
 A failure of the API server, or of the way to it, changes no engine. It is one log line when it begins, one when it
-is over, and a metric. ``core/endpoint_slices.py`` decides what an answer means.
+is over, and a metric. ``core/engines/endpoint_slices.py`` decides what an answer means.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pdcluster_kube.reader import ApiStatusError, KubeReader, Lines
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ProtocolError, Unavailable
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.endpoint_slices import SliceCache
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.scrub import scrub
+from pdcluster_router.core.engines.endpoint_slices import SliceCache
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.settings import Discovery, Settings
 
 logger = logging.getLogger(__name__)

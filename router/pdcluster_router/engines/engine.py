@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from pdcluster_protocol.errors import Unavailable
-from pdcluster_router.core.breaker import CLOSED, Breaker, Era
-from pdcluster_router.core.load import Load
-from pdcluster_router.core.membership import EngineState, Member
-from pdcluster_router.core.outage import Outage, Sign, sign_of_failure, sign_of_status
-from pdcluster_router.core.rewrite import Parts
-from pdcluster_router.core.scrub import scrub
+from pdcluster_router.core.apis.rewrite import Parts
+from pdcluster_router.core.engines.breaker import CLOSED, Breaker, Era
+from pdcluster_router.core.engines.load import Load
+from pdcluster_router.core.engines.membership import EngineState, Member
+from pdcluster_router.core.engines.outage import Outage, Sign, sign_of_failure, sign_of_status
+from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits

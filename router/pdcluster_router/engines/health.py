@@ -10,8 +10,8 @@ import asyncio
 import logging
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import EngineState
-from pdcluster_router.core.placement import serving_revisions
+from pdcluster_router.core.engines.membership import EngineState
+from pdcluster_router.core.engines.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
 from pdcluster_router.settings import Settings

@@ -11,7 +11,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from pdcluster_protocol.errors import Unavailable
-from pdcluster_router.core.openai_errors import NO_DECODE
+from pdcluster_router.core.apis.openai_errors import NO_DECODE
 from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.engines.roster import Roster
 

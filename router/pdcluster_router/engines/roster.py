@@ -1,7 +1,7 @@
 """The engines that this router knows now: they come, change and go while requests run.
 
-``core/membership.py`` decides what happens to each, ``core/placement.py`` which of them may get work; this file carries
-it out. A request holds the engine that it was given, also when the engine is removed here.
+``core/engines/membership.py`` decides what happens to each, ``placement.py`` there which of them may get work; this
+file carries it out. A request holds the engine that it was given, also when the engine is removed here.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final, TypeAlias
 
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import Action
-from pdcluster_router.core.breaker import Circuit
-from pdcluster_router.core.membership import (
+from pdcluster_router.core.engines.breaker import Circuit
+from pdcluster_router.core.engines.membership import (
     Add,
     EngineKey,
     EngineState,
@@ -28,8 +28,7 @@ from pdcluster_router.core.membership import (
     RosterChange,
     plan,
 )
-from pdcluster_router.core.pairing import Retries
-from pdcluster_router.core.placement import (
+from pdcluster_router.core.engines.placement import (
     Chooser,
     Policy,
     RequestFacts,
@@ -40,6 +39,7 @@ from pdcluster_router.core.placement import (
     prefill_tiers,
     proven,
 )
+from pdcluster_router.core.requests.pairing import Retries
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import IdleConnections, PoolLimits

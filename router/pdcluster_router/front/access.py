@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.core.api_keys import KEY_HEADERS, ApiKeys, key_in, parse_keys
-from pdcluster_router.core.key_limits import KeyUse, KeyUses, LimitedBy, OverLimit
-from pdcluster_router.core.openai_errors import (
+from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     no_key,
     prompt_over_limit,
@@ -25,7 +23,9 @@ from pdcluster_router.core.openai_errors import (
     too_many_tokens,
     wrong_key,
 )
-from pdcluster_router.core.request_head import Headers
+from pdcluster_router.core.apis.request_head import Headers
+from pdcluster_router.core.clients.api_keys import KEY_HEADERS, ApiKeys, key_in, parse_keys
+from pdcluster_router.core.clients.key_limits import KeyUse, KeyUses, LimitedBy, OverLimit
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.settings import Settings

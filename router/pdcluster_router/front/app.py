@@ -27,8 +27,8 @@ from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.pool_page import POOL_PATH
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.verify import VERIFY_PATH
-from pdcluster_router.core.client_apis import REQUEST_PATHS, api_of
-from pdcluster_router.core.openai_errors import (
+from pdcluster_router.core.apis.client_apis import REQUEST_PATHS, api_of
+from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     RefusedRequest,
     bad_request,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.pool_page import DiscoveryStatus, EngineRow, PoolPage, RecentFailures, Requests, RevisionRow
-from pdcluster_router.core.membership import EngineState
-from pdcluster_router.core.placement import serving_revisions
+from pdcluster_router.core.engines.membership import EngineState
+from pdcluster_router.core.engines.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.failures import RECENT_S

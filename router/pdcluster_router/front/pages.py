@@ -14,10 +14,10 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdcluster_protocol.access import AccessLine
-from pdcluster_router.core.answer_facts import AnswerFacts
-from pdcluster_router.core.openai_errors import BUG, ApiError, no_engine
-from pdcluster_router.core.request_head import ID_HEADER, request_id_in
-from pdcluster_router.core.trace_context import trace_id_in
+from pdcluster_router.core.apis.openai_errors import BUG, ApiError, no_engine
+from pdcluster_router.core.apis.request_head import ID_HEADER, request_id_in
+from pdcluster_router.core.apis.trace_context import trace_id_in
+from pdcluster_router.core.telemetry.answer_facts import AnswerFacts
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE

@@ -12,7 +12,7 @@ from typing import Final
 from fastapi import Request
 
 from pdcluster_protocol.errors import Unavailable
-from pdcluster_router.core.openai_errors import (
+from pdcluster_router.core.apis.openai_errors import (
     NO_DECODE,
     RefusedRequest,
     body_too_large,
@@ -20,7 +20,7 @@ from pdcluster_router.core.openai_errors import (
     no_engine,
     no_room,
 )
-from pdcluster_router.core.room import RoomLimit
+from pdcluster_router.core.clients.room import RoomLimit
 from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.front.pages import page_of
 from pdcluster_router.front.router import Router

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, names_for
-from pdcluster_router.core.why import explained
+from pdcluster_router.core.telemetry.why import explained
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
 from pdcluster_router.telemetry.kept import request_of

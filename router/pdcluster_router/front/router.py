@@ -17,10 +17,8 @@ from typing import Final
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.networks import parse_network
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core.api_keys import KEY_HEADERS
-from pdcluster_router.core.client_address import ClientAddresses
-from pdcluster_router.core.client_apis import MESSAGES, REQUEST_PATHS, ClientApi, api_of
-from pdcluster_router.core.openai_errors import (
+from pdcluster_router.core.apis.client_apis import MESSAGES, REQUEST_PATHS, ClientApi, api_of
+from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     RefusedRequest,
     bad_request,
@@ -29,11 +27,13 @@ from pdcluster_router.core.openai_errors import (
     messages_not_served,
     stopped,
 )
-from pdcluster_router.core.pairing import Timeouts
-from pdcluster_router.core.request_head import ADDRESS_HEADERS, ID_HEADER, Headers, RequestHead, request_id_in
-from pdcluster_router.core.rewrite import BadBody
-from pdcluster_router.core.room import Room
-from pdcluster_router.core.trace_context import remains_of, trace_id_in
+from pdcluster_router.core.apis.request_head import ADDRESS_HEADERS, ID_HEADER, Headers, RequestHead, request_id_in
+from pdcluster_router.core.apis.rewrite import BadBody
+from pdcluster_router.core.apis.trace_context import remains_of, trace_id_in
+from pdcluster_router.core.clients.api_keys import KEY_HEADERS
+from pdcluster_router.core.clients.client_address import ClientAddresses
+from pdcluster_router.core.clients.room import Room
+from pdcluster_router.core.requests.pairing import Timeouts
 from pdcluster_router.engines.models import Models
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.files.watch import FileWatch

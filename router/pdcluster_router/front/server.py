@@ -24,8 +24,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import ProxyProtocol
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
-from pdcluster_router.core.openai_errors import ApiError, bad_request
-from pdcluster_router.core.proxy_protocol import Preface
+from pdcluster_router.core.apis.openai_errors import ApiError, bad_request
+from pdcluster_router.core.clients.proxy_protocol import Preface
 from pdcluster_router.engines.trust import check_engine_files
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app

@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
-from pdcluster_router.core.openai_errors import (
+from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     RefusedRequest,
     bad_request,
@@ -30,8 +30,8 @@ from pdcluster_router.core.openai_errors import (
     no_room,
     too_many_connections,
 )
-from pdcluster_router.core.request_head import RequestHead, path_of, read_head
-from pdcluster_router.core.room import Heads, RoomLimit
+from pdcluster_router.core.apis.request_head import RequestHead, path_of, read_head
+from pdcluster_router.core.clients.room import Heads, RoomLimit
 from pdcluster_router.front.router import Router
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.reading import ReadingProtocol

@@ -15,7 +15,7 @@ from fastapi import Request
 
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.verify import MAX_ORDER_BYTES, VerifyOrder, parse_order
-from pdcluster_router.core.openai_errors import RefusedRequest, bad_pass, bad_request, body_too_large, draining
+from pdcluster_router.core.apis.openai_errors import RefusedRequest, bad_pass, bad_request, body_too_large, draining
 from pdcluster_router.front.router import Router
 
 _SCHEME: Final = "bearer "

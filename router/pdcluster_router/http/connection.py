@@ -21,7 +21,7 @@ from typing import Final, Protocol, TypeAlias
 import httptools
 import msgspec
 
-from pdcluster_router.core.request_head import without_hop
+from pdcluster_router.core.apis.request_head import without_hop
 from pdcluster_router.http.records import NUM_WRITTEN_BYTES
 
 MAX_HEADER_BYTES: Final = 64 << 10

@@ -18,15 +18,15 @@ from typing import Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from pdcluster_router.core.api_keys import ApiKeys
-from pdcluster_router.core.client_apis import api_of
-from pdcluster_router.core.keep_alive import COMMENT
-from pdcluster_router.core.key_limits import KeyUse
-from pdcluster_router.core.openai_errors import ApiError, body_too_large, no_room, too_many_keys
-from pdcluster_router.core.request_head import RequestHead
-from pdcluster_router.core.room import SMALL_BYTES, Room, RoomLimit
-from pdcluster_router.core.sse import STREAM_LINES
-from pdcluster_router.core.trace_context import remains_of
+from pdcluster_router.core.apis.client_apis import api_of
+from pdcluster_router.core.apis.openai_errors import ApiError, body_too_large, no_room, too_many_keys
+from pdcluster_router.core.apis.request_head import RequestHead
+from pdcluster_router.core.apis.sse import STREAM_LINES
+from pdcluster_router.core.apis.trace_context import remains_of
+from pdcluster_router.core.clients.api_keys import ApiKeys
+from pdcluster_router.core.clients.key_limits import KeyUse
+from pdcluster_router.core.clients.room import SMALL_BYTES, Room, RoomLimit
+from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.telemetry.access_log import Teller
 
 JSON: Final = b"content-type: application/json\r\n"

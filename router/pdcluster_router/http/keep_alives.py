@@ -1,4 +1,4 @@
-"""Writes comments into streams that bring nothing: ``core/keep_alive.py`` says when.
+"""Writes comments into streams that bring nothing: ``core/requests/keep_alive.py`` says when.
 
     Router --watch()--> KeepAlives --one timer for all streams--> HotCycle.comment()
                             ^-------------- forget() ------------- HotCycle, at its end
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-from pdcluster_router.core.keep_alive import LOOKS, Silence
+from pdcluster_router.core.requests.keep_alive import LOOKS, Silence
 from pdcluster_router.http.cycle import HotCycle
 
 MIN_TICK_S: Final = 0.05

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Final
 
 from pdcluster_protocol.access import AccessLine
-from pdcluster_router.core.answer_facts import AnswerFacts, StreamFacts
-from pdcluster_router.core.client_apis import REQUEST_PATHS
-from pdcluster_router.core.keep_alive import COMMENT
-from pdcluster_router.core.openai_errors import BUG
-from pdcluster_router.core.request_head import Headers, RequestHead, path_of
-from pdcluster_router.core.room import Room
-from pdcluster_router.core.trace_context import trace_id_in
+from pdcluster_router.core.apis.client_apis import REQUEST_PATHS
+from pdcluster_router.core.apis.openai_errors import BUG
+from pdcluster_router.core.apis.request_head import Headers, RequestHead, path_of
+from pdcluster_router.core.apis.trace_context import trace_id_in
+from pdcluster_router.core.clients.room import Room
+from pdcluster_router.core.requests.keep_alive import COMMENT
+from pdcluster_router.core.telemetry.answer_facts import AnswerFacts, StreamFacts
 from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
 from pdcluster_router.telemetry.access_log import AccessLog, add_answer, add_told, end, word_of
 from pdcluster_router.telemetry.metrics import Outcome

@@ -4,7 +4,8 @@
     WAITING --a whole header--> handed over to the protocol above, with what came behind it
        +--no header, too long, too slow, left--> told once, closed
 
-How the header looks is decided in ``core/proxy_protocol.py``. Once it is whole nothing of its connection is kept here.
+How the header looks is decided in ``core/clients/proxy_protocol.py``. Once it is whole nothing of its connection is
+kept here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from uvicorn.protocols.utils import get_remote_addr
 
-from pdcluster_router.core.proxy_protocol import BadPreface, Preface, read_preface
+from pdcluster_router.core.clients.proxy_protocol import BadPreface, Preface, read_preface
 from pdcluster_router.http.handshakes import Counting
 
 

@@ -26,15 +26,15 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from pdcluster_router.core.openai_errors import (
+from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     RefusedRequest,
     bad_request,
     headers_too_large,
     too_many_headers,
 )
-from pdcluster_router.core.proxy_protocol import Origin, Preface
-from pdcluster_router.core.request_head import Headers, RequestHead, origin_form
+from pdcluster_router.core.apis.request_head import Headers, RequestHead, origin_form
+from pdcluster_router.core.clients.proxy_protocol import Origin, Preface
 from pdcluster_router.http.leavers import Leavers
 
 SLICE_BYTES: Final = 64 << 10

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from pdcluster_router.core.room import SMALL_BYTES
+from pdcluster_router.core.clients.room import SMALL_BYTES
 from pdcluster_router.http.cycle import HotCycle
 
 FREE_BYTES: Final = 16 << 10

@@ -1,11 +1,12 @@
 """Tells engines that they failed a request: at once, or when another engine has shown that the request can be served.
 
-One ``Suspects`` for each role that serves a request. ``core/breaker.py`` decides what an outcome means for an engine.
+One ``Suspects`` for each role that serves a request. ``core/engines/breaker.py`` decides what an outcome means for an
+engine.
 """
 
 from __future__ import annotations
 
-from pdcluster_router.core.breaker import Blame, Era
+from pdcluster_router.core.engines.breaker import Blame, Era
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connection import ResponseLost
 

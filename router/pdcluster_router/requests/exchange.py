@@ -7,7 +7,7 @@
                     PrefillAttempts --> prefill engine, and the next one
 
 Owns the request's legs, its open metaserver calls, its share of the prefill backlog and its one timer, and gives all
-of them back when the pairing is over. Decides nothing that ``core/pairing.py`` can decide.
+of them back when the pairing is over. Decides nothing that ``core/requests/pairing.py`` can decide.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from typing import Final
 
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
 from pdcluster_protocol.params import DecodeParams, LocalPrefill
-from pdcluster_router.core.breaker import Blame
-from pdcluster_router.core.dialect import Posted
-from pdcluster_router.core.openai_errors import (
+from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     deadline_passed,
     decode_lost,
@@ -27,8 +25,10 @@ from pdcluster_router.core.openai_errors import (
     prefill_failed,
     stalled,
 )
-from pdcluster_router.core.pairing import RETRIED_STATUSES, TERMINAL, WORK, Command, Event, Pairing, Phase
-from pdcluster_router.core.scrub import scrub
+from pdcluster_router.core.engines.breaker import Blame
+from pdcluster_router.core.requests.dialect import Posted
+from pdcluster_router.core.requests.pairing import RETRIED_STATUSES, TERMINAL, WORK, Command, Event, Pairing, Phase
+from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.http.connection import ResponseLost
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.blame import blame_for

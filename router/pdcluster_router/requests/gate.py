@@ -1,7 +1,8 @@
-"""The way in: a request enters at once, waits for room, or is told when to come back: ``core/admission.py`` decides.
+"""The way in: a request enters at once, waits for room, or is told when to come back.
 
-A request that enters at once costs one addition. One timer, set to the earliest deadline, serves all that wait. A
-request from the queue is started by the event loop, not from within the request that made room.
+``core/clients/admission.py`` decides which. A request that enters at once costs one addition. One timer, set to the
+earliest deadline, serves all that wait. A request from the queue is started by the event loop, not from within the
+request that made room.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.admission import Admission
-from pdcluster_router.core.openai_errors import ApiError, deadline_passed, draining, queue_full, queue_timeout
+from pdcluster_router.core.apis.openai_errors import ApiError, deadline_passed, draining, queue_full, queue_timeout
+from pdcluster_router.core.clients.admission import Admission
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.requests.unserved import keep_turned_away

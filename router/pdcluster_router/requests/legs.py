@@ -5,7 +5,7 @@
                      not
     PrefillLeg       one of these calls
 
-``core/pairing.py`` decides how often something is tried.
+``core/requests/pairing.py`` decides how often something is tried.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final, TypeAlias
 
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import DecodeParams, refusal_in
-from pdcluster_router.core.breaker import Blame, Era
-from pdcluster_router.core.client_apis import ClientApi
-from pdcluster_router.core.dialect import Posted
-from pdcluster_router.core.membership import EngineState
-from pdcluster_router.core.pairing import Timeouts
-from pdcluster_router.core.rewrite import Parts
+from pdcluster_router.core.apis.client_apis import ClientApi
+from pdcluster_router.core.apis.rewrite import Parts
+from pdcluster_router.core.engines.breaker import Blame, Era
+from pdcluster_router.core.engines.membership import EngineState
+from pdcluster_router.core.requests.dialect import Posted
+from pdcluster_router.core.requests.pairing import Timeouts
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.requests.blame import Suspects, blame_for

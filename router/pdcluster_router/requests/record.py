@@ -14,9 +14,9 @@ from pdcluster_protocol.kept import Milestone
 from pdcluster_protocol.metaserver import PrefillOutcome, failed
 from pdcluster_protocol.params import LocalPrefill
 from pdcluster_protocol.trace import RequestTrace
-from pdcluster_router.core.dialect import Posted
-from pdcluster_router.core.openai_errors import ENGINE_ERROR, NO_DECODE, ApiError, no_engine
-from pdcluster_router.core.pairing import Phase
+from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, NO_DECODE, ApiError, no_engine
+from pdcluster_router.core.requests.dialect import Posted
+from pdcluster_router.core.requests.pairing import Phase
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.requests.relay import DecodeRefusal
 from pdcluster_router.requests.request import ClientRequest

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from pdcluster_router.core.client_apis import ClientApi
-from pdcluster_router.core.messages import MAX_ANSWER_BYTES
-from pdcluster_router.core.openai_errors import ApiError, from_engine
-from pdcluster_router.core.rewrite import Bytes
-from pdcluster_router.core.sse import (
+from pdcluster_router.core.apis.client_apis import ClientApi
+from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
+from pdcluster_router.core.apis.openai_errors import ApiError, from_engine
+from pdcluster_router.core.apis.rewrite import Bytes
+from pdcluster_router.core.apis.sse import (
     MAX_FIRST_EVENT_BYTES,
     UNBUFFERED,
     ErrorWatch,
     error_of,
     given_up_in,
 )
-from pdcluster_router.core.vllm_ascend import RECOMPUTED
+from pdcluster_router.core.requests.vllm_ascend import RECOMPUTED
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import JSON, HotCycle
 

@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.client_apis import ClientApi
-from pdcluster_router.core.pairing import Timeouts
-from pdcluster_router.core.placement import RequestFacts
+from pdcluster_router.core.apis.client_apis import ClientApi
+from pdcluster_router.core.engines.placement import RequestFacts
+from pdcluster_router.core.requests.pairing import Timeouts
 from pdcluster_router.engines.roster import Terms
 from pdcluster_router.services import Services
 

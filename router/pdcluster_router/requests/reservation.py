@@ -26,9 +26,9 @@ import msgspec
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed, succeeded
 from pdcluster_protocol.params import LocalPrefill
-from pdcluster_router.core.dialect import FORBIDDEN, BadCall, Posted
-from pdcluster_router.core.openai_errors import prefill_failed
-from pdcluster_router.core.pairing import FIRST_ATTEMPT, Pairing, Phase
+from pdcluster_router.core.apis.openai_errors import prefill_failed
+from pdcluster_router.core.requests.dialect import FORBIDDEN, BadCall, Posted
+from pdcluster_router.core.requests.pairing import FIRST_ATTEMPT, Pairing, Phase
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.failures import Failure, FailureKind

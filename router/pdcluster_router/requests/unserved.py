@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from pdcluster_router.core.openai_errors import BUG, ApiError
-from pdcluster_router.core.trace_context import trace_id_in
+from pdcluster_router.core.apis.openai_errors import BUG, ApiError
+from pdcluster_router.core.apis.trace_context import trace_id_in
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services

@@ -1,9 +1,9 @@
 """Verifies a revision: a real request through one pair of it, where only KV that prefill computed and pushed counts.
 
 The request takes a client's own way (``Exchange``), on other terms: this pair and no other, one attempt, decode may not
-recompute, and its answer carries a receipt. ``core/verification.py`` decides what counts as proof. Counts in the
-metrics as any request. Holds its share of prefill's backlog, but does not queue for it: a busy pool must not look like
-a broken one.
+recompute, and its answer carries a receipt. ``core/requests/verification.py`` decides what counts as proof. Counts in
+the metrics as any request. Holds its share of prefill's backlog, but does not queue for it: a busy pool must not look
+like a broken one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ import orjson
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.params import Reservation, receipt_in
 from pdcluster_protocol.verify import VerifiedEngine, VerifyAnswer, VerifyOrder
-from pdcluster_router.core.client_apis import OPENAI
-from pdcluster_router.core.dialect import Posted
-from pdcluster_router.core.membership import EngineState
-from pdcluster_router.core.openai_errors import (
+from pdcluster_router.core.apis.client_apis import OPENAI
+from pdcluster_router.core.apis.openai_errors import (
     RefusedRequest,
     message_of,
     not_verifiable,
@@ -31,11 +29,12 @@ from pdcluster_router.core.openai_errors import (
     nothing_to_verify,
     too_many_verifications,
 )
-from pdcluster_router.core.pairing import Retries, Timeouts
-from pdcluster_router.core.rewrite import parse_body
-from pdcluster_router.core.room import Room
-from pdcluster_router.core.scrub import scrub
-from pdcluster_router.core.verification import (
+from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.clients.room import Room
+from pdcluster_router.core.engines.membership import EngineState
+from pdcluster_router.core.requests.dialect import Posted
+from pdcluster_router.core.requests.pairing import Retries, Timeouts
+from pdcluster_router.core.requests.verification import (
     FIRST_WORDS,
     Asked,
     Trial,
@@ -44,6 +43,7 @@ from pdcluster_router.core.verification import (
     problem_of,
     prompt_of,
 )
+from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Terms
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle

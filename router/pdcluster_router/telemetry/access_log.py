@@ -19,8 +19,8 @@ import msgspec
 
 from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.trace import RequestTrace
-from pdcluster_router.core.answer_facts import AnswerFacts, StreamFacts
-from pdcluster_router.core.scrub import printable
+from pdcluster_router.core.telemetry.answer_facts import AnswerFacts, StreamFacts
+from pdcluster_router.core.telemetry.scrub import printable
 from pdcluster_router.telemetry.failures import FailureKind
 from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.metrics import Outcome

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from pdcluster_router.core.recent import RecentCounts
-from pdcluster_router.core.scrub import scrub
+from pdcluster_router.core.telemetry.recent import RecentCounts
+from pdcluster_router.core.telemetry.scrub import scrub
 
 logger = logging.getLogger(__name__)
 

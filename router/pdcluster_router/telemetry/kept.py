@@ -17,9 +17,9 @@ from typing import Final, TypeAlias
 import msgspec
 
 from pdcluster_protocol.kept import MAX_FOUND, KeptRequest, Moment
-from pdcluster_router.core.ring import Ring
-from pdcluster_router.core.scrub import scrub
-from pdcluster_router.core.why import OK
+from pdcluster_router.core.telemetry.ring import Ring
+from pdcluster_router.core.telemetry.scrub import scrub
+from pdcluster_router.core.telemetry.why import OK
 from pdcluster_router.telemetry.access_log import word_of
 from pdcluster_router.telemetry.metrics import Outcome
 

@@ -22,8 +22,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.key_limits import KeyUses
-from pdcluster_router.core.placement import Home
+from pdcluster_router.core.clients.key_limits import KeyUses
+from pdcluster_router.core.engines.placement import Home
 from pdcluster_router.telemetry.failures import FailureKind
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -11,7 +11,7 @@ from benchmarks.pool_model import ModelEngine, OurRouter, Pool, PrefixCache, ora
 from benchmarks.traces import AGENTS, BLOCK_TOKENS, CHATS, Asked, made
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.policies.affinity import affinity
+from pdcluster_router.core.engines.policies.affinity import affinity
 
 
 @pytest.fixture(scope="module")

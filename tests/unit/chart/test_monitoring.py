@@ -26,8 +26,8 @@ from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics as OperatorMetrics
 from pdcluster_operator.work_queue import RunOutcome as LookOutcome
 from pdcluster_protocol import labels
-from pdcluster_router.core.key_limits import KeyLimits, KeyUses, LimitedBy
-from pdcluster_router.core.placement import Home, new_tally
+from pdcluster_router.core.clients.key_limits import KeyLimits, KeyUses, LimitedBy
+from pdcluster_router.core.engines.placement import Home, new_tally
 from pdcluster_router.telemetry.failures import FailureKind as RouterKind
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics, Outcome, Span
 

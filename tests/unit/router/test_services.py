@@ -8,7 +8,7 @@ import pytest
 
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.secret import make_secret
-from pdcluster_router.core.membership import Member
+from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.services import Services
 from pdcluster_router.settings import build_settings
 

@@ -14,8 +14,8 @@ import pytest
 from fakes.answers import json_answer
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.policies.least_tokens import least_tokens
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.engines.health import Probes
 from pdcluster_router.engines.roster import Roster
 from pdcluster_router.http.connections import PoolLimits

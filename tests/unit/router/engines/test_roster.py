@@ -9,13 +9,13 @@ import pytest
 
 from fakes.router import until
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.breaker import FIRST_EJECTION_S, LAST_EJECTION_S, NUM_IN_A_ROW, Circuit
-from pdcluster_router.core.load import FIRST_PART, SLOW_START_S
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.outage import Sign
-from pdcluster_router.core.placement import Chooser, E, RequestFacts, Tally
-from pdcluster_router.core.policies.least_tokens import least_tokens
-from pdcluster_router.core.rewrite import parse_body
+from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.engines.breaker import FIRST_EJECTION_S, LAST_EJECTION_S, NUM_IN_A_ROW, Circuit
+from pdcluster_router.core.engines.load import FIRST_PART, SLOW_START_S
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.outage import Sign
+from pdcluster_router.core.engines.placement import Chooser, E, RequestFacts, Tally
+from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
 from pdcluster_router.http.connections import PoolLimits

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.launch import ForwardedHeader
-from pdcluster_router.core.client_address import ClientAddresses
+from pdcluster_router.core.clients.client_address import ClientAddresses
 from pdcluster_router.front.pages import LoggedPages
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 

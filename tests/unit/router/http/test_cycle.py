@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.rewrite import parse_body
-from pdcluster_router.core.room import Room
+from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.clients.room import Room
 from pdcluster_router.http.cycle import MAX_KEYS, NO_HEAD, UNCOUNTED_BYTES, HotCycle
 
 PART = 256 << 10

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from pdcluster_router.core.keep_alive import COMMENT
-from pdcluster_router.core.room import Room
+from pdcluster_router.core.clients.room import Room
+from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.keep_alives import MIN_TICK_S, MOST_LOOKS, KeepAlives
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.openai_errors import ApiError, internal, not_ready
-from pdcluster_router.core.room import Room
+from pdcluster_router.core.apis.openai_errors import ApiError, internal, not_ready
+from pdcluster_router.core.clients.room import Room
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 
 

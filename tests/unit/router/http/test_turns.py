@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pdcluster_router.core.room import SMALL_BYTES, Room
+from pdcluster_router.core.clients.room import SMALL_BYTES, Room
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.turns import FREE_BYTES, TURN_BYTES, Row, Rows
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.breaker import NUM_IN_A_ROW, Blame, Circuit, Era
-from pdcluster_router.core.membership import Member
-from pdcluster_router.core.policies.least_tokens import least_tokens
+from pdcluster_router.core.engines.breaker import NUM_IN_A_ROW, Blame, Circuit, Era
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
 from pdcluster_router.http.connection import ResponseLost

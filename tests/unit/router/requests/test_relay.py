@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.client_apis import MESSAGES, OPENAI, ClientApi
-from pdcluster_router.core.messages import MAX_ANSWER_BYTES
-from pdcluster_router.core.openai_errors import stopped
-from pdcluster_router.core.room import Room
-from pdcluster_router.core.sse import GAVE_UP, MAX_FIRST_EVENT_BYTES
+from pdcluster_router.core.apis.client_apis import MESSAGES, OPENAI, ClientApi
+from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
+from pdcluster_router.core.apis.openai_errors import stopped
+from pdcluster_router.core.apis.sse import GAVE_UP, MAX_FIRST_EVENT_BYTES
+from pdcluster_router.core.clients.room import Room
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.requests.relay import MAX_ERROR_BYTES, DecodeRefusal, Relay

@@ -11,7 +11,7 @@ import pytest
 from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import RequestTrace
-from pdcluster_router.core.answer_facts import AnswerFacts, StreamFacts
+from pdcluster_router.core.telemetry.answer_facts import AnswerFacts, StreamFacts
 from pdcluster_router.telemetry.access_log import PAUSE_S, AccessLog, Told, add_answer, add_told, end, word_of
 from pdcluster_router.telemetry.failures import FailureKind
 from pdcluster_router.telemetry.metrics import Outcome

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pdcluster_router.core.scrub import MAX_REASON_CHARS
+from pdcluster_router.core.telemetry.scrub import MAX_REASON_CHARS
 from pdcluster_router.telemetry.failures import MAX_LINES_PER_S, Failure, FailureKind, Failures
 
 

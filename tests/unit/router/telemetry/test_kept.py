@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from pdcluster_protocol.kept import MAX_FOUND, KeptRequest
-from pdcluster_router.core.ring import ENTRY_BYTES
+from pdcluster_router.core.telemetry.ring import ENTRY_BYTES
 from pdcluster_router.telemetry.kept import (
     MAX_MODEL_BYTES,
     MAX_REASON_CHARS,

@@ -1,0 +1,1 @@
+"""The APIs of clients and engines over HTTP: bodies, heads, errors, streams."""

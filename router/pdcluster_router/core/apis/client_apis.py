@@ -1,0 +1,71 @@
+"""The APIs that clients speak, and what the router must know of each: chosen by a request's path.
+
+/v1/completions, /v1/chat/completions   OpenAI's
+/v1/messages                            Anthropic's: ``messages.py``, and decision 0026
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pdcluster_router.core.apis import anthropic_errors, messages
+from pdcluster_router.core.apis.openai_errors import ApiError
+from pdcluster_router.core.apis.rewrite import Bytes, ClientBody, parse_body
+from pdcluster_router.core.apis.sse import ErrorWatch, error_event, first_event_end, given_up_in, refusal_event
+
+
+@dataclass(frozen=True, slots=True)
+class ClientApi:
+    """The part of bodies, answers and errors that differs from API to API."""
+
+    parse: Callable[[Bytes], ClientBody]
+    """Raises ``BadBody``."""
+    error_body: Callable[[ApiError], bytes]
+    error_event: Callable[[ApiError], bytes]
+    refusal_event: Callable[[bytes], bytes]
+    """An engine's error body in a stream that has begun."""
+    first_event: Callable[[Bytes], tuple[int, int]]
+    """Begin and end of the event that may be an error: the stream is held back until it is whole. The end is -1 until
+    then."""
+    watch: Callable[[Mapping[bytes, str]], ErrorWatch]
+    marks: Mapping[bytes, str] | None
+    """Bytes of a stream that its engine gave up, and the words for it. None: those of the engines' dialect."""
+    unfinished: Callable[[Bytes], str] | None
+    """Why an answer that is not streamed is not whole. None: its bytes may go to the client as they come."""
+    prefill_problem: Callable[[bytes], str]
+    """Why prefill has failed although its answer has status 200; empty: it has not."""
+
+
+OPENAI: Final = ClientApi(
+    parse=parse_body,
+    error_body=ApiError.body,
+    error_event=error_event,
+    refusal_event=refusal_event,
+    first_event=lambda stream: (0, first_event_end(stream)),
+    watch=ErrorWatch,
+    marks=None,
+    unfinished=None,
+    prefill_problem=given_up_in,
+)
+MESSAGES: Final = ClientApi(
+    parse=messages.parse_messages,
+    error_body=anthropic_errors.error_body,
+    error_event=anthropic_errors.error_event,
+    refusal_event=anthropic_errors.refusal_event,
+    first_event=messages.first_event,
+    watch=messages.MessagesWatch,
+    marks=messages.GAVE_UP,
+    unfinished=messages.unfinished,
+    prefill_problem=messages.unfinished,
+)
+
+MESSAGES_PATH: Final = b"/v1/messages"
+REQUEST_PATHS: Final = frozenset((b"/v1/chat/completions", b"/v1/completions", MESSAGES_PATH))
+"""A POST to one of these paths is served by a prefill and a decode engine."""
+
+
+def api_of(path: bytes) -> ClientApi:
+    """The API of a client that asks for ``path``, also where that is none of ``REQUEST_PATHS``."""
+    return MESSAGES if path == MESSAGES_PATH or path.startswith(b"/v1/messages/") else OPENAI

@@ -1,0 +1,166 @@
+"""Server-sent events, as far as a relay must understand them: where the first one ends, and whether it is an error.
+
+vLLM sends ``200`` and the headers of a stream before it knows whether the request will work, and an error then
+comes as ``data: {"error": ...}``. Until the first event is whole nothing has gone to the client, so such an
+error can still become a proper HTTP status. Later events are only searched for two marks. vLLM writes an error event
+when its engine core dies, and gives its requests up when it is told to stop. In both cases it then ends the stream as
+if all was well, with ``[DONE]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Final
+
+from pdcluster_router.core.apis.openai_errors import ApiError, message_of, parse_error
+
+MAX_FIRST_EVENT_BYTES: Final = 256 * 1024
+"""A first event longer than this is no error message; it is relayed without a look."""
+
+UNBUFFERED: Final = b"x-accel-buffering: no\r\n"
+"""A header line of each stream: else an nginx in front holds tokens back."""
+STREAM_LINES: Final = b"content-type: text/event-stream; charset=utf-8\r\n" + UNBUFFERED
+"""The header lines of a stream whose engine has said none yet."""
+
+_LATE_ERROR: Final = b'\ndata: {"error"'
+"""How vLLM 0.32 (``entrypoints/openai/*/serving.py``) begins an error event. Inside of an answer's JSON the quotes
+would be escaped, so no text that a model makes looks like this."""
+
+_GIVEN_UP: Final = b'"finish_reason":"abort"'
+"""How vLLM 0.32 (``v1/engine`` ``FinishReason.ABORT``) marks a request that it ends though its client wants more, as
+when vLLM stops: the answer has status 200 and the text so far. No text that a model makes looks like this either."""
+GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
+"""Bytes of an answer that its engine did not finish, and the reason that the client is told."""
+
+_BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """The error object that a stream began with."""
+
+    status: int
+    body: bytes
+
+
+def first_event_end(stream: bytes | bytearray) -> int:
+    """How many bytes the first event has, its blank line included; -1 while it is not whole.
+
+    Lines end with LF, CRLF or CR. Comments before it belong to it: they are no events.
+    """
+    end = 0
+    while (begin := end) < len(stream):
+        ends = [position + len(blank) for blank in _BLANK_LINES if (position := stream.find(blank, begin)) >= 0]
+        end = min(ends, default=-1)
+        if end < 0 or not _is_comment(stream[begin:end]):
+            return end
+    return -1
+
+
+def _is_comment(block: bytes | bytearray) -> bool:
+    return all(line.startswith(b":") for line in block.splitlines() if line)
+
+
+def error_of(event: bytes) -> StreamError | None:
+    """The error in this event, if it is one."""
+    if b'"error"' not in event:
+        return None
+    payload = _payload_of(event)
+    status = parse_error(payload)
+    return None if status is None else StreamError(status, payload)
+
+
+def _payload_of(event: bytes) -> bytes:
+    lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(lines)
+
+
+def given_up_in(answer: bytes | bytearray, marks: Mapping[bytes, str] = GAVE_UP) -> str:
+    """Why the engine did not finish this answer, if these bytes say so; else empty."""
+    return _first_mark(answer, marks)[1]
+
+
+def _first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[int, str]:
+    """The index of the first of ``marks``, and the reason that it stands for; -1 and an empty one: there is none."""
+    first, said = -1, ""
+    for mark, why in marks.items():  # Not ``min`` of a generator: each chunk of a stream comes here.
+        at = answer.find(mark)
+        if at >= 0 and not 0 <= first < at:
+            first, said = at, why
+    return first, said
+
+
+class ErrorWatch:
+    """Looks for the event that breaks off a stream that has begun. One per stream; costs two searches per chunk."""
+
+    __slots__ = ("_event", "_given_up", "_is_error_torn", "_marks", "_num_kept", "_tail")
+
+    late_error: ClassVar[bytes] = _LATE_ERROR
+    """A line end, and how an error event begins."""
+    event_begin: ClassVar[bytes] = b"\ndata:"
+    """A line end, and how any event begins."""
+
+    def __init__(self, marks: Mapping[bytes, str] = GAVE_UP) -> None:
+        self._marks = marks
+        self._num_kept = max(map(len, (self.late_error, *marks)))
+        self._given_up = ""
+        self._is_error_torn = False
+        """Whether the beginning of the error event had been passed on when it was known as one."""
+        self._tail = b"\n"
+        self._event: bytes | None = None
+
+    @property
+    def has_error(self) -> bool:
+        """Whether an error event has begun, whole or not."""
+        return self._event is not None
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an event has been passed on in part: the next bytes would be taken for its rest."""
+        return not self._tail.endswith(_BLANK_LINES) if self._event is None else self._is_error_torn
+
+    @property
+    def is_between_events(self) -> bool:
+        """Whether the passed-on bytes end with a whole event: the next bytes are then a block of their own."""
+        return self._event is None and self._tail.endswith(_BLANK_LINES)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes of the stream that may be passed on: all of it, up to an error event."""
+        if self._event is not None:
+            self._event += chunk
+            return b""
+        seen = self._tail + chunk
+        found = seen.find(self.late_error)
+        if found < 0:
+            begin, self._given_up = _first_mark(seen, self._marks)
+            if begin < 0:
+                self._tail = seen[-self._num_kept :]
+                return chunk
+            found = seen.rfind(self.event_begin, 0, begin)
+        self._event = seen[found + 1 :]
+        self._is_error_torn = found + 1 < len(self._tail)
+        return chunk[: max(0, found + 1 - len(self._tail))]
+
+    def message(self) -> str | None:
+        """Why the engine broke off: it gave the request up, or its whole error event says so. None: it has not."""
+        if self._given_up:
+            return self._given_up
+        if self._event is None or first_event_end(self._event) < 0:
+            return None
+        return message_of(_payload_of(self._event[: first_event_end(self._event)]))
+
+    def problem_at_end(self) -> str:
+        """Why a stream that ends now is not whole; empty: it is."""
+        return "an error that it did not finish" if self.has_error else ""
+
+
+def error_event(error: ApiError) -> bytes:
+    """One event that tells ``error`` in a stream that has begun."""
+    return b"data: " + error.body() + b"\n\n"
+
+
+def refusal_event(body: bytes) -> bytes:
+    """One event that tells an engine's error body as it is, also one of several lines."""
+    return b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n"

@@ -1,0 +1,46 @@
+"""The trace id of a request: W3C Trace Context, ``traceparent``.
+
+The header itself goes to engines as it came, for vLLM reads it. An invalid one goes too: no hop can use it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pdcluster_router.core.apis.request_head import RequestHead
+
+TRACE_HEADER: Final = b"traceparent"
+_PARENT: Final = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?", re.DOTALL)
+_FIRST_VERSION: Final = b"00"
+_NO_VERSION: Final = b"ff"
+_NO_TRACE: Final = b"0" * 32
+_NUM_OF_FIRST: Final = 55
+"""Bytes of a ``traceparent`` of the first version. Later versions add theirs behind these."""
+_NO_PARENT: Final = b"0" * 16
+
+
+def trace_id_in(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes]) -> str:
+    """The trace id that these headers name; empty where they name none, or not one that is valid.
+
+    ``fields``: the same by name.
+
+    Example: ``00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01`` -> ``0af7651916cd43dd8448eb211c80319c``.
+    """
+    given = fields.get(TRACE_HEADER)
+    if given is None or sum(name == TRACE_HEADER for name, _ in headers) > 1:
+        return ""
+    found = _PARENT.fullmatch(given)
+    if found is None or found[1] == _NO_VERSION or found[2] == _NO_TRACE or found[3] == _NO_PARENT:
+        return ""
+    if found[1] == _FIRST_VERSION and found[4] is not None:
+        return ""  # A later version may say more at its end; the first one does not.
+    return found[2].decode("ascii")
+
+
+def remains_of(head: RequestHead) -> RequestHead:
+    """A head with the trace header alone, for a request that is refused: the rest of its memory is freed."""
+    is_traced = bool(trace_id_in(head.headers, head.fields))
+    headers = [(TRACE_HEADER, head.fields[TRACE_HEADER][:_NUM_OF_FIRST])] if is_traced else []
+    return RequestHead(headers, dict(headers), 0, expects_continue=False, request_id=b"")

@@ -1,0 +1,149 @@
+"""Files of keys: what is a key, and whose it is."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.clients.api_keys import MAX_KEYS, key_in, parse_keys
+from pdcluster_router.core.clients.key_limits import KeyLimits
+
+
+def digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+def test_each_key_is_known_by_its_digest_and_called_by_its_name() -> None:
+    text = f"# ours\n\n{digest('a')}  team-a # until May\r\n{digest('b').upper()}\n  {digest('c')}  -\n"
+    keys = parse_keys(text)
+    assert [keys.name_of(key) for key in (b"a", b"b", b"c")] == ["team-a", "line-4", "line-5"]
+    assert [keys.name_of(key) for key in (b"", b"A", b"a ", digest("a").encode())] == [None] * 4
+    assert keys.names == ("team-a", "line-4", "line-5")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["sk-plain-text", "sk-plain-text team-a", digest("sk-plain-text")[1:], digest("sk-plain-text") + "0", "a b c"],
+)
+def test_a_key_in_plain_text_is_refused_with_the_cure_and_not_quoted(line: str) -> None:
+    with pytest.raises(ConfigError, match=r"line 2 is not a SHA-256.*printf %s KEY \| sha256sum") as caught:
+        parse_keys(f"{digest('a')} a\n{line}\n")
+    assert line not in str(caught.value)
+    assert "plain" not in str(caught.value)
+
+
+def test_a_key_that_is_there_twice_is_refused_with_both_places() -> None:
+    with pytest.raises(ConfigError, match="line 2 has the key of team-a again"):
+        parse_keys(f"{digest('a')} team-a\n{digest('a')} team-b\n")
+
+
+def test_limits_stand_behind_the_name_and_keys_of_one_name_share_them() -> None:
+    lines = [
+        f"{digest('old')}  team-a  max_concurrent=8 requests_per_minute=600  # until May",
+        f"{digest('new')} team-a\trequests_per_minute=600 max_concurrent=8",
+        f"{digest('b')} team-b prompt_tokens_per_minute=1000000000",
+        f"{digest('c')} - max_concurrent=1",
+        f"{digest('d')} d",
+    ]
+    keys = parse_keys("\n".join(lines))
+    assert keys.limits == {
+        "team-a": KeyLimits(max_concurrent=8, requests_per_minute=600),
+        "team-b": KeyLimits(prompt_tokens_per_minute=1_000_000_000),
+        "line-4": KeyLimits(max_concurrent=1),
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["b", "max_concurrent", "max_concurrent=", "max_concurrent=0", "max_concurrent=-1", "max_concurrent=1.5",
+     "max_concurrent=1000000001", "max_concurrent=1 max_concurrent=1", "max_concurrent=1,requests_per_minute=1",
+     "max_concurrency=1", "Max_concurrent=1", "max_concurrent = 1", "max_concurrent=1 sk-plain-text"],
+)  # fmt: skip
+def test_what_is_no_limit_is_refused_with_the_cure_and_not_quoted(words: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"line 1 has something else than limits.*max_concurrent=N, requests"
+    ) as caught:
+        parse_keys(f"{digest('a')} a {words}\n")
+    assert "plain" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words", ["max_concurrent=8", "max_concurrent", "max_concurency=8", "Max_concurrent=8", "rpm=8"]
+)
+def test_a_limit_in_the_place_of_a_name_is_not_taken_for_one(words: str) -> None:
+    """However it is spelled: the key would have no limit, and nobody would know."""
+    with pytest.raises(ConfigError, match="line 1 has a limit in the place of its name: write a name, or -"):
+        parse_keys(f"{digest('a')} {words}\n")
+
+
+@pytest.mark.parametrize("name", ["team=a", "c2stMQ==", "team-a=", "8"])
+def test_a_name_may_have_an_equals_sign(name: str) -> None:
+    assert parse_keys(f"{digest('a')} {name}\n").names == (name,)
+
+
+@pytest.mark.parametrize("words", ["", "max_concurrent=9"])
+def test_keys_of_one_name_with_other_limits_are_refused(words: str) -> None:
+    with pytest.raises(ConfigError, match="line 2 gives team-a other limits than a line before it"):
+        parse_keys(f"{digest('a')} team-a max_concurrent=8\n{digest('b')} team-a {words}\n")
+
+
+@pytest.mark.parametrize("num_keys", [0, MAX_KEYS + 1])
+def test_a_file_without_keys_or_with_too_many_is_refused(num_keys: int) -> None:
+    with pytest.raises(ConfigError, match=f"it has {num_keys} keys"):
+        parse_keys("# none\n" + "".join(f"{digest(str(number))}\n" for number in range(num_keys)))
+
+
+@pytest.mark.parametrize("num_keys", [1, MAX_KEYS])
+def test_one_key_is_enough_and_as_many_as_are_allowed_are_known(num_keys: int) -> None:
+    keys = parse_keys("".join(f"{digest(str(number))}\n" for number in range(num_keys)))
+    assert len(keys.names) == num_keys
+    assert keys.are_several is (num_keys > 1)
+
+
+def test_keys_are_not_shown() -> None:
+    assert repr(parse_keys(digest("a"))) == "ApiKeys()"
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ([b"Bearer abc"], b"abc"),
+        ([b"bearer   abc "], b"abc"),
+        ([b"BEARER a b"], b"a b"),
+        ([b"Bearer "], None),
+        ([b"Bearer"], None),
+        ([b"Basic abc"], None),
+        ([b"abc"], None),
+        ([b"Bearer abc", b"Bearer abc"], None),
+        ([], None),
+    ],
+)
+def test_a_request_shows_one_key_or_none(values: list[bytes], key: bytes | None) -> None:
+    assert key_in([(b"host", b"x"), *((b"authorization", value) for value in values)]) == key
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ([(b"x-api-key", b"abc")], b"abc"),
+        ([(b"x-api-key", b" abc ")], b"abc"),
+        ([(b"x-api-key", b"Bearer abc")], b"Bearer abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Bearer abc")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Bearer xyz")], None),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Basic abc")], None),
+        ([(b"x-api-key", b"abc"), (b"x-api-key", b"abc")], None),
+        ([(b"x-api-key", b"")], None),
+        ([(b"x-api-key", b""), (b"authorization", b"Bearer abc")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"Bearer ")], b"abc"),
+        ([(b"x-api-key", b"abc"), (b"authorization", b"bearer")], b"abc"),
+        ([(b"x-api-key", b""), (b"authorization", b"Bearer")], None),
+        ([(b"x-api-key", b""), (b"authorization", b"Basic abc")], None),
+        ([(b"x-api-key", b""), (b"x-api-key", b"abc")], None),
+        ([(b"x-api-key", b"bearer")], b"bearer"),
+    ],
+)
+def test_a_key_may_be_shown_as_anthropics_clients_do(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
+    assert key_in([(b"host", b"x"), *headers]) == key

@@ -1,0 +1,123 @@
+"""Limits of a key: what each refuses, what it says, and what a change of the file keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_router.core.clients.key_limits import NO_LIMITS, KeyLimits, KeyUse, KeyUses, LimitedBy, OverLimit
+
+A = "team-a"
+
+
+def use_of(**limits: int) -> KeyUse:
+    use = KeyUse()
+    use.limit(KeyLimits(**limits))
+    return use
+
+
+def test_as_many_requests_run_at_once_as_the_limit_says() -> None:
+    use = use_of(max_concurrent=2)
+    assert [use.enter(1, now=0.0) for _ in range(2)] == [None, None]
+    assert use.enter(1, now=0.0) == OverLimit(LimitedBy.MAX_CONCURRENT, limit=2, wanted=1, left=0, retry_after_s=2)
+    use.leave()
+    assert use.enter(1, now=0.0) is None
+    assert use.num_running == 2
+
+
+def test_a_minutes_requests_may_come_at_once_and_then_as_many_as_the_rate() -> None:
+    use = use_of(requests_per_minute=6)
+    assert [use.enter(1, now=100.0) for _ in range(6)] == [None] * 6
+    told = use.enter(1, now=100.0)
+    assert told == OverLimit(LimitedBy.REQUESTS_PER_MINUTE, limit=6, wanted=1, left=0, retry_after_s=10)
+    assert use.enter(1, now=109.9) is not None
+    assert use.enter(1, now=110.0) is None
+    assert [use.enter(1, now=1000.0) is None for _ in range(7)] == [True] * 6 + [False]
+
+
+def test_prompt_tokens_are_counted_and_what_is_left_is_told() -> None:
+    use = use_of(prompt_tokens_per_minute=600)
+    assert use.enter(500, now=0.0) is None
+    told = use.enter(200, now=0.0)
+    assert told == OverLimit(LimitedBy.PROMPT_TOKENS_PER_MINUTE, limit=600, wanted=200, left=100, retry_after_s=10)
+    assert use.enter(100, now=0.0) is None
+    assert use.enter(200, now=20.0) is None
+
+
+def test_a_prompt_larger_than_a_minutes_tokens_is_told_that_waiting_does_not_help() -> None:
+    use = use_of(prompt_tokens_per_minute=600)
+    told = use.enter(601, now=0.0)
+    assert told == OverLimit(LimitedBy.PROMPT_TOKENS_PER_MINUTE, limit=600, wanted=601, left=600, retry_after_s=None)
+
+
+def test_the_limit_that_takes_the_longest_is_told() -> None:
+    use = use_of(max_concurrent=1, requests_per_minute=1, prompt_tokens_per_minute=60)
+    assert use.enter(60, now=0.0) is None
+    assert [over and (over.by, over.retry_after_s) for over in [use.enter(30, now=0.0), use.enter(60, now=0.0)]] == [
+        (LimitedBy.REQUESTS_PER_MINUTE, 60),
+        (LimitedBy.PROMPT_TOKENS_PER_MINUTE, 60),
+    ]
+    over = use.enter(1, now=60.0)
+    assert over is not None
+    assert over.by is LimitedBy.MAX_CONCURRENT
+
+
+def test_a_refusal_by_one_limit_takes_nothing_of_another() -> None:
+    use = use_of(requests_per_minute=2, prompt_tokens_per_minute=60)
+    assert use.enter(60, now=0.0) is None
+    told = use.enter(1, now=0.0)
+    assert told is not None
+    assert told.by is LimitedBy.PROMPT_TOKENS_PER_MINUTE
+    assert use.enter(0, now=0.0) is None
+
+
+def test_what_was_refused_is_counted_by_its_limit() -> None:
+    use = use_of(max_concurrent=1, prompt_tokens_per_minute=10)
+    use.enter(1, now=0.0)
+    use.enter(1, now=0.0)
+    use.enter(11, now=0.0)
+    assert [use.num_refused[by] for by in LimitedBy] == [1, 0, 1]
+
+
+def test_a_key_without_limits_is_not_counted() -> None:
+    assert KeyUses({A: KeyLimits(1)}).of("team-b") is None
+
+
+def test_limits_that_change_keep_what_runs_and_the_share_that_is_left() -> None:
+    uses = KeyUses({A: KeyLimits(2, 10)})
+    use = uses.of(A)
+    assert use is not None
+    for _ in range(2):
+        assert use.enter(1, now=0.0) is None
+    uses.follow({A: KeyLimits(3, 100)})
+    assert uses.of(A) is use
+    assert use.enter(1, now=0.0) is None
+    told = use.enter(1, now=0.0)
+    assert told is not None
+    assert told.by is LimitedBy.MAX_CONCURRENT
+    for _ in range(3):
+        use.leave()
+    uses.follow({A: KeyLimits(None, 100)})
+    assert sum(use.enter(1, now=0.0) is None for _ in range(100)) == 79
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_key_that_loses_its_limits_is_known_while_a_request_of_it_runs(*, comes_back: bool) -> None:
+    uses = KeyUses({A: KeyLimits(1)})
+    use = uses.of(A)
+    assert use is not None
+    assert use.enter(1, now=0.0) is None
+    uses.follow({})
+    assert use.enter(1, now=0.0) is None
+    if comes_back:
+        uses.follow({A: KeyLimits(2)})
+        assert use.enter(1, now=0.0) is not None
+    use.leave()
+    use.leave()
+    uses.follow({})
+    assert uses.of(A) is None
+
+
+def test_no_limits_refuse_nothing() -> None:
+    use = KeyUse()
+    use.limit(NO_LIMITS)
+    assert [use.enter(10**9, now=0.0) for _ in range(100)] == [None] * 100

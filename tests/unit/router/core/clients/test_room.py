@@ -1,0 +1,53 @@
+"""How many bytes of requests are kept, and whose."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdcluster_router.core.clients.room import MAX_FREE_BYTES, Heads, Room, RoomLimit
+
+NUM_BYTES = MAX_FREE_BYTES + 1
+
+
+@pytest.mark.parametrize(
+    ("share", "most"), [(RoomLimit.CLIENTS_LARGE, 600), (RoomLimit.CLIENTS, 700), (RoomLimit.ENGINES, 800)]
+)
+def test_each_share_ends_where_it_should(share: RoomLimit, most: int) -> None:
+    room = Room(800)
+    assert room.take(most, share)
+    assert not room.take(1, share)
+    assert room.used_bytes == most
+
+
+def test_large_bodies_leave_room_for_small_ones_and_clients_for_engines() -> None:
+    room = Room(800)
+    for share, num_bytes in ((RoomLimit.CLIENTS_LARGE, 600), (RoomLimit.CLIENTS, 100), (RoomLimit.ENGINES, 100)):
+        assert room.take(num_bytes, share)
+    assert not room.take(1, RoomLimit.ENGINES)
+
+
+def test_what_is_given_back_is_there_again() -> None:
+    room = Room(800)
+    assert room.take(600, RoomLimit.CLIENTS_LARGE)
+    room.give_back(600)
+    assert (room.used_bytes, room.take(600, RoomLimit.CLIENTS_LARGE)) == (0, True)
+
+
+def test_a_page_that_ends_after_its_connection_gives_nothing_back_twice() -> None:
+    room = Room(1 << 20)
+    heads = Heads(room, RoomLimit.CLIENTS)
+    assert heads.take_page(NUM_BYTES)
+    assert heads.take_page(NUM_BYTES)
+    heads.page_is_over(NUM_BYTES)
+    assert room.used_bytes == NUM_BYTES
+    heads.close()
+    heads.page_is_over(NUM_BYTES)
+    assert room.used_bytes == 0
+
+
+def test_half_a_head_of_an_engine_has_room_when_clients_have_filled_theirs() -> None:
+    room = Room(1 << 20)
+    while room.take(4096, RoomLimit.CLIENTS):
+        pass
+    assert not Heads(room, RoomLimit.CLIENTS).hold_half(4096)
+    assert Heads(room, RoomLimit.ENGINES).hold_half(4096)

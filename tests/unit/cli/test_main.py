@@ -53,6 +53,7 @@ def test_what_a_pod_runs_every_few_seconds_imports_next_to_nothing(name: str) ->
         "pdcluster_cli.engine_http",
         "pdcluster_cli.idleness",
         "pdcluster_cli.numbers",
+        "pdcluster_cli.tls_flags",
         "pdcluster_cli.zmtp",
         "pdcluster_protocol",
         "pdcluster_protocol.labels",

@@ -7,42 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import count
 from pathlib import Path
 
 import pytest
 
-from fakes.certificates import Authority, Issued
+from fakes.certificates import Authority
+from fakes.mounted_secret import MountedSecret
 from patience import PATIENCE_S
 from pdcluster_cli.mirror import Mirror, NotCopied, main
-
-NAMES = ("tls.crt", "tls.key", "ca.crt")
-
-
-class Secret:
-    """A mounted Secret, as a kubelet publishes it: files are links to a folder that is replaced at once."""
-
-    def __init__(self, folder: Path, authority: Authority) -> None:
-        self.folder, self._authority, self._numbers = folder, authority, count()
-        folder.mkdir()
-        self.publish(authority.issue())
-        for name in NAMES:
-            (folder / name).symlink_to(f"..data/{name}")
-
-    def publish(self, issued: Issued, key: Issued | None = None) -> None:
-        """``key``: of another certificate."""
-        now, data = self.folder / f"..{next(self._numbers)}", self.folder / "..data"
-        before = self.folder / data.readlink() if data.is_symlink() else None
-        issued.write(now)
-        (now / "tls.key").write_bytes((key or issued).key_pem())
-        (now / "ca.crt").write_bytes(self._authority.ca.read_bytes())
-        (self.folder / "..new").symlink_to(now.name)
-        (self.folder / "..new").rename(data)
-        if before:
-            shutil.rmtree(before)
-
-    def content(self) -> dict[str, bytes]:
-        return {name: (self.folder / name).read_bytes() for name in NAMES}
 
 
 @pytest.fixture
@@ -51,8 +23,8 @@ def authority(tmp_path: Path) -> Authority:
 
 
 @pytest.fixture
-def secret(tmp_path: Path, authority: Authority) -> Secret:
-    return Secret(tmp_path / "secret", authority)
+def secret(tmp_path: Path, authority: Authority) -> MountedSecret:
+    return MountedSecret(tmp_path / "secret", authority, authority.issue())
 
 
 @pytest.fixture
@@ -67,7 +39,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_each_renewal_is_written_into_the_same_files_which_only_their_owner_reads(
-    secret: Secret, copies: Path, authority: Authority
+    secret: MountedSecret, copies: Path, authority: Authority
 ) -> None:
     mirror = Mirror(secret.folder, copies)
     assert mirror.update()
@@ -82,7 +54,7 @@ def test_each_renewal_is_written_into_the_same_files_which_only_their_owner_read
 
 
 def test_a_shorter_certificate_leaves_nothing_of_the_longer_one(
-    secret: Secret, copies: Path, authority: Authority
+    secret: MountedSecret, copies: Path, authority: Authority
 ) -> None:
     mirror = Mirror(secret.folder, copies)
     secret.publish(authority.issue(issuer=authority.middle()))
@@ -92,7 +64,7 @@ def test_a_shorter_certificate_leaves_nothing_of_the_longer_one(
     assert content_of(copies) == secret.content()
 
 
-def test_what_is_no_pair_is_not_copied(secret: Secret, copies: Path, authority: Authority) -> None:
+def test_what_is_no_pair_is_not_copied(secret: MountedSecret, copies: Path, authority: Authority) -> None:
     mirror = Mirror(secret.folder, copies)
     mirror.update()
     good = content_of(copies)
@@ -106,7 +78,7 @@ def test_what_is_no_pair_is_not_copied(secret: Secret, copies: Path, authority: 
 
 
 def test_without_a_certificate_no_engine_is_started(
-    secret: Secret, copies: Path, capsys: pytest.CaptureFixture[str]
+    secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (secret.folder / "..data" / "ca.crt").unlink()
     assert main(["--source", str(secret.folder), "--target", str(copies), "--", "false"]) == 2
@@ -117,7 +89,7 @@ ENGINE = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 
 def test_the_engine_is_this_process_and_its_end_is_the_copys_end(
-    secret: Secret, copies: Path, authority: Authority
+    secret: MountedSecret, copies: Path, authority: Authority
 ) -> None:
     words = ["mirror", "--source", str(secret.folder), "--target", str(copies), "--interval-s", "0.01"]
     command = [sys.executable, "-m", "pdcluster_cli", *words, "--", sys.executable, "-c", ENGINE]

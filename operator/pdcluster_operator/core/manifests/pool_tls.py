@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from pdcluster_operator.core.manifests.pool import Document, Pool, internal_name
+from pdcluster_protocol import labels
 from pdcluster_protocol.launch import ConnectorSettings, router_flag
 
 FOLDER: Final = "/etc/pdcluster/pool-tls"
@@ -43,6 +44,11 @@ def scheme_of(pool: Pool) -> str:
 def app_protocol(pool: Pool) -> Document:
     """Fields of a Service's port."""
     return {"appProtocol": "https"} if pool.spec.tls else {}
+
+
+def service_labels(pool: Pool) -> dict[str, str]:
+    """Labels of the Services of these ports."""
+    return {labels.SCHEME: "https"} if pool.spec.tls else {}
 
 
 def secret_volumes(pool: Pool) -> list[Document]:

@@ -120,7 +120,8 @@ def internal_service(pool: Pool) -> Document:
         "selector": router_selector(pool),
         "ports": [port | pool_tls.app_protocol(pool)],
     }
-    return make_object(SERVICE, metadata_of(pool, internal_name(pool), ROUTER), spec=spec)
+    metadata = metadata_of(pool, internal_name(pool), ROUTER, pool_tls.service_labels(pool))
+    return make_object(SERVICE, metadata, spec=spec)
 
 
 def router_deployment(pool: Pool) -> Document:

@@ -74,7 +74,8 @@ def discovery_service(pool: Pool, role: Role, revision: str) -> Document:
         "selector": {**engine_selector(pool, role, revision), labels.LEADER: "true"},
         "ports": [port | pool_tls.app_protocol(pool)],
     }
-    return make_object(SERVICE, metadata_of(pool, name, role.value, role_labels(role, revision)), spec=spec)
+    extra = {**role_labels(role, revision), **pool_tls.service_labels(pool)}
+    return make_object(SERVICE, metadata_of(pool, name, role.value, extra), spec=spec)
 
 
 def role_budget(pool: Pool, role: Role, unavailable: int) -> Document:

@@ -161,6 +161,7 @@ def test_decode_calls_routers_by_tls_only() -> None:
 def test_services_say_that_their_ports_have_tls() -> None:
     found = [internal_service(make_pool(TLS)), *(discovery_service(make_pool(TLS), role, "r") for role in Role)]
     assert [port["appProtocol"] for one in found for port in one["spec"]["ports"]] == ["https"] * 3
+    assert [one["metadata"]["labels"]["pdcluster.dev/scheme"] for one in found] == ["https"] * 3
     assert internal_url(make_pool(TLS)) == f"https://{NAME}:8001"
 
 
@@ -192,5 +193,5 @@ def test_a_pool_without_it_has_nothing_of_it(role: Role) -> None:
         internal_service(pool),
         discovery_service(pool, role, "r"),
     ]
-    for word in ("tls", "ssl", "https", "mirror"):
+    for word in ("tls", "ssl", "https", "mirror", "scheme"):
         assert word not in json.dumps(rendered).lower()

@@ -54,6 +54,10 @@ SUBCOMMANDS: Final = {
         "pdcluster_cli.pod.ready",
         "whether the engine in this pod can serve: the readiness probe of an engine's container",
     ),
+    "mirror": Subcommand(
+        "pdcluster_cli.pod.mirror",
+        "start an engine beside a copy of its certificate that follows a Secret: the command of an engine with TLS",
+    ),
     "doctor": Subcommand("pdcluster_cli.doctor", "check that this machine has what a pool needs"),
 }
 """Subcommands by name, in the order of ``pdcluster --help``."""

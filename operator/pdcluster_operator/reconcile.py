@@ -19,6 +19,7 @@ from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.apply import Applier
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.clock import unix_s
+from pdcluster_operator.core.manifests import pool_tls
 from pdcluster_operator.core.manifests.pool import Pool, pool_of, secret_ref
 from pdcluster_operator.core.manifests.router import internal_url, mounted_secrets, router_url
 from pdcluster_operator.core.plan.actions import Plan
@@ -36,7 +37,7 @@ from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET, Object, Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.settings import Settings
-from pdcluster_operator.verify import TargetVerifier, ToVerify
+from pdcluster_operator.verify import RouterTrust, TargetVerifier, ToVerify
 from pdcluster_protocol.labels import Role
 
 logger = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Reconciler:
         for secret in mounted_secrets(pool):
             for key in secret.keys:
                 if lack := await self._secrets.lacks(Ref(SECRET, pool.namespace, secret.name), key):
-                    return f"{lack}, and routers cannot start without it: make it, or leave {secret.field} out"
+                    return f"{lack}, and {secret.who} cannot start without it: {secret.cure}"
         return ""
 
     def _verify(self, key: Key, pool: Pool, plan: Plan, picture: Picture) -> float | None:
@@ -145,6 +146,7 @@ class Reconciler:
             tuple(ready_pods(picture, Role.DECODE, ids.revision, ids.decode_template)),
             internal_url(pool),
             *_secret_of(pool),
+            _trust_of(pool),
         )
         return self._verifier.ask(key, asked)
 
@@ -196,6 +198,12 @@ class Reconciler:
 
     def _resync_after_s(self) -> float:
         return self._settings.resync_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
+
+
+def _trust_of(pool: Pool) -> RouterTrust | None:
+    if pool.spec.tls is None:
+        return None
+    return RouterTrust(Ref(SECRET, pool.namespace, pool.spec.tls.secret_name), pool_tls.CA, pool_tls.server_name(pool))
 
 
 def _secret_of(pool: Pool) -> tuple[Ref, str]:

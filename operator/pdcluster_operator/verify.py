@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import random
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from pdcluster_operator.errors import KubeError
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.secret import make_secret
+from pdcluster_protocol.secret import Secret, make_secret
 from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder
 
 logger = logging.getLogger(__name__)
@@ -44,9 +45,30 @@ _NO_VERDICT: Final = frozenset({408, 429})
 
 
 @dataclass(frozen=True, slots=True)
+class RouterTrust:
+    """The routers that are to be trusted: their certificate has this name, and is signed by an authority that the
+    Secret has under ``key``."""
+
+    secret: Ref
+    key: str
+    name: str
+
+    def context(self, authorities: str) -> ssl.SSLContext:
+        """Raises: ConfigError: These are no certificates."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # So an authority may be one between, as routers allow.
+        try:
+            context.load_verify_locations(cadata=authorities)
+        except (ssl.SSLError, ValueError) as error:
+            raise ConfigError(f"{self.secret}, key {self.key}: {error}: give certificates in PEM") from error
+        return context
+
+
+@dataclass(frozen=True, slots=True)
 class ToVerify:
     """The target of a verification. ``url``: of the Service of the routers' internal port. ``secret`` and
-    ``secret_key``: where the pool's secret is."""
+    ``secret_key``: where the pool's secret is. ``trust``: the routers have TLS; None: they have none."""
 
     target: str
     revision: str
@@ -55,6 +77,7 @@ class ToVerify:
     url: str
     secret: Ref
     secret_key: str
+    trust: RouterTrust | None = None
 
 
 class TargetVerifier:
@@ -119,7 +142,7 @@ class TargetVerifier:
 
     async def _send(self, asked: ToVerify) -> tuple[TrialVerdict, str]:
         try:
-            secret = make_secret(await self._secrets.read(asked.secret, asked.secret_key))
+            secret = await self._secret(asked)
             pods = asked.prefill_pods[:MAX_PODS], asked.decode_pods[:MAX_PODS]
             body = msgspec.json.encode(VerifyOrder(asked.revision, *pods, self._timeout_s))
             headers = {
@@ -127,16 +150,43 @@ class TargetVerifier:
                 "Content-Type": "application/json",
             }
             async with asyncio.timeout(self._timeout_s + _MARGIN_S):
-                async with self._session.post(asked.url + VERIFY_PATH, data=body, headers=headers) as response:
-                    return _verdict_of(response.status, await response.read())
+                status, answer = await self._post(asked, body, headers)
+            return _verdict_of(status, answer)
         except ConfigError as error:
-            return TrialVerdict.FAILED, f"{asked.secret}, key {asked.secret_key}: {error}"
+            return TrialVerdict.FAILED, str(error)
         except KubeError as error:
             return TrialVerdict.NOBODY_ANSWERED, str(error)
         except TimeoutError:
             return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
+        except aiohttp.ClientSSLError as error:
+            return TrialVerdict.NOBODY_ANSWERED, _not_trusted(asked, error)
         except (aiohttp.ClientError, OSError) as error:
             return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {error}"
+
+    async def _secret(self, asked: ToVerify) -> Secret:
+        """Raises: ConfigError: It is no secret for a pool."""
+        text = await self._secrets.read(asked.secret, asked.secret_key)
+        try:
+            return make_secret(text)
+        except ConfigError as error:
+            raise ConfigError(f"{asked.secret}, key {asked.secret_key}: {error}") from error
+
+    async def _post(self, asked: ToVerify, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """Status and body of the answer. The authorities are read for each order, because they may be renewed."""
+        url, trust = asked.url + VERIFY_PATH, asked.trust
+        context = trust.context(await self._secrets.read(trust.secret, trust.key)) if trust else True
+        name = trust.name if trust else None
+        post = self._session.post(url, data=body, headers=headers, ssl=context, server_hostname=name)
+        async with post as response:
+            return response.status, await response.read()
+
+
+def _not_trusted(asked: ToVerify, error: aiohttp.ClientSSLError) -> str:
+    told = f"{asked.url} has no TLS that is trusted: {error.os_error}"
+    if asked.trust is None:
+        return told
+    name, secret, key = asked.trust.name, asked.trust.secret, asked.trust.key
+    return f"{told}: its certificate must have the name {name}, and be signed by {key} of {secret}"
 
 
 def _verdict_of(status: int, body: bytes) -> tuple[TrialVerdict, str]:

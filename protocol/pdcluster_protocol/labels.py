@@ -32,6 +32,8 @@ TEMPLATE: Final = "pdcluster.dev/template"
 """Hash over the pod template of one role."""
 LEADER: Final = "pdcluster.dev/leader"
 """``true`` on the pod of an instance that answers HTTP: its only one, or the first of a group on several nodes."""
+SCHEME: Final = "pdcluster.dev/scheme"
+"""``https`` on Services of a pool with TLS inside, for monitoring; others have none."""
 
 NAME: Final = "app.kubernetes.io/name"
 INSTANCE: Final = "app.kubernetes.io/instance"

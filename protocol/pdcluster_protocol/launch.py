@@ -45,6 +45,8 @@ class ConnectorSettings(TypedDict, total=False):
     quarantine_s: float
     content_check: str
     min_push_tokens: int
+    metaserver_ca: str
+    metaserver_tls_name: str
     trace_file: str
 
 
@@ -76,9 +78,10 @@ class ProxyProtocol(Enum):
 
 RouterFlag: TypeAlias = Literal[
     "--access-log", "--advertise-url", "--api-key-file", "--cluster", "--decode", "--discovery", "--drain-timeout",
-    "--forwarded-header", "--host", "--internal-port", "--on-prefill-failure", "--policy", "--port", "--prefill",
-    "--prefill-timeout", "--proxy-protocol", "--request-timeout", "--tls-cert", "--tls-key", "--trace-file",
-    "--trusted-proxies",
+    "--engine-ca", "--engine-cert", "--engine-key", "--engine-tls-name", "--forwarded-header", "--host",
+    "--internal-port", "--internal-tls-cert", "--internal-tls-key", "--on-prefill-failure", "--policy", "--port",
+    "--prefill", "--prefill-timeout", "--proxy-protocol", "--request-timeout", "--tls-cert", "--tls-key",
+    "--trace-file", "--trusted-proxies",
 ]  # fmt: skip
 """The flags of ``pdcluster router`` that a launcher writes. Values, ranges and defaults: the router's own."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ssl
 from typing import Any, Final
 
 import pytest
@@ -57,6 +58,15 @@ def test_an_engine_alone_on_its_pod(role: Role) -> None:
     assert given.hf_overrides == {"rope_theta": 10000}
 
 
+@pytest.mark.parametrize("role", Role)
+def test_an_engine_with_tls_asks_for_certificates(role: Role) -> None:
+    given = parsed_by_api_server(argv({"spec.tls": {"secretName": "inside"}}, role, PodPlace.ALONE))
+    folder = "/run/pdcluster/pool-tls"
+    files = (given.ssl_certfile, given.ssl_keyfile, given.ssl_ca_certs)
+    assert files == (f"{folder}/tls.crt", f"{folder}/tls.key", f"{folder}/ca.crt")
+    assert (given.ssl_cert_reqs, given.enable_ssl_refresh) == (ssl.CERT_REQUIRED, True)
+
+
 @pytest.mark.parametrize(("role", "kv_role"), [(Role.PREFILL, "kv_producer"), (Role.DECODE, "kv_consumer")])
 def test_the_connectors_part(role: Role, kv_role: str) -> None:
     found = parsed_by_api_server(argv({}, role, PodPlace.ALONE)).kv_transfer_config
@@ -66,7 +76,7 @@ def test_the_connectors_part(role: Role, kv_role: str) -> None:
 
 def test_a_leader_and_its_worker_belong_together() -> None:
     leader = parsed_by_api_server(argv(NODES, Role.DECODE, PodPlace.LEADER))
-    command = engine_command(PodPlace.WORKER)
+    command = engine_command(make_pool(NODES), PodPlace.WORKER)
     assert command[:-1] == ["python3", "-m", "vllm.entrypoints.cli.main"]
     worker = parsed_by_serve([command[-1], *argv(NODES, Role.DECODE, PodPlace.WORKER)])
     assert (leader.model, worker.model_tag) == ("tiny", "tiny")

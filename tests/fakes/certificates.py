@@ -76,11 +76,11 @@ class Authority:
         *,
         begins: timedelta = -_HOUR,
         ends: timedelta = _HOUR,
-        usage: x509.ObjectIdentifier = FOR_SERVERS,
+        usage: x509.ObjectIdentifier | None = FOR_SERVERS,
         issuer: Issuer | None = None,
         names: Sequence[str] = ("127.0.0.1",),
     ) -> Issued:
-        """For these DNS names or IP addresses, valid from ``begins`` to ``ends`` from now."""
+        """For these DNS names or IP addresses, valid from ``begins`` to ``ends`` from now. ``usage`` None: for any."""
         signs = issuer or self._root
         key = ec.generate_private_key(ec.SECP256R1())
         pem = _sign(signs, _name("router"), key, begins=begins, ends=ends, usage=usage, names=names)
@@ -100,7 +100,7 @@ def _sign(
     *,
     begins: timedelta = -_HOUR,
     ends: timedelta = _HOUR,
-    usage: x509.ObjectIdentifier = FOR_SERVERS,
+    usage: x509.ObjectIdentifier | None = FOR_SERVERS,
     names: Sequence[str] = (),
     is_authority: bool = False,
 ) -> bytes:
@@ -110,6 +110,7 @@ def _sign(
     builder = builder.add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
     if not is_authority:
         builder = builder.add_extension(x509.SubjectAlternativeName(list(map(_general_name, names))), critical=False)
+    if not is_authority and usage is not None:
         builder = builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
     return builder.sign(issuer.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 

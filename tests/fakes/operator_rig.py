@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -92,14 +93,14 @@ class FakeRouter:
 
 
 @asynccontextmanager
-async def running_router(*answers: tuple[int, str]) -> AsyncIterator[FakeRouter]:
+async def running_router(*answers: tuple[int, str], context: ssl.SSLContext | None = None) -> AsyncIterator[FakeRouter]:
     router = FakeRouter(list(answers))
     router.is_open.set()
     app = web.Application()
     app.router.add_post(VERIFY_PATH, router.verify)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
     router.port = runner.addresses[0][1]
     try:
         yield router

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 
 @dataclass
@@ -37,8 +39,8 @@ class VllmPages:
 
 
 @contextmanager
-def serving(pages: VllmPages) -> Iterator[VllmPages]:
-    """They are served until the end of the ``with``."""
+def serving(pages: VllmPages, context: ssl.SSLContext | None = None) -> Iterator[VllmPages]:
+    """They are served until the end of the ``with``. ``context``: over TLS, as uvicorn's server does."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -55,7 +57,15 @@ def serving(pages: VllmPages) -> Iterator[VllmPages]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's word
             """Nobody reads it."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        def finish_request(self, request: Any, client_address: Any) -> None:
+            if context is None:
+                super().finish_request(request, client_address)
+                return
+            with suppress(ssl.SSLError, ConnectionError), context.wrap_socket(request, server_side=True) as agreed:
+                super().finish_request(agreed, client_address)
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         pages.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

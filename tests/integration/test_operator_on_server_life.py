@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.audit import Right
+from fakes.certificates import Authority
 from integration.harness import eventually
 from operator_on_server.process import OperatorProcess
 from operator_on_server.server import KINDS, READY_LIMIT_S, STILL_S, Pool, Server, running_server
@@ -58,6 +59,25 @@ def test_from_apply_to_ready_with_all_its_children(server: Server, operator: Ope
         assert pool.condition("TransferVerified")["reason"] == "Verified"
         assert server.routers.refusals == []
         assert [event for event in pool.events() if event.startswith("Normal Serving")]
+
+
+def test_a_pool_with_tls_inside_waits_for_its_secret_and_is_verified_over_tls(
+    server: Server, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    with server.pool({"spec.tls": {"secretName": "inside", "serverName": "inside.example"}}) as pool:
+        assert eventually(lambda: "Secret" in pool.condition("RouterReady").get("message", ""))
+        authority = Authority(tmp_path / "ca.crt")
+        issued = authority.issue(usage=None, names=("inside.example",))
+        server.routers.tls = issued.server(tmp_path / "router")
+        files = {"tls.crt": issued.pem, "tls.key": issued.key_pem(), "ca.crt": authority.ca.read_bytes()}
+        secret = {"stringData": {key: text.decode() for key, text in files.items()}, "metadata": {"name": "inside"}}
+        server.admin.create(pool.list_path("secrets"), {"apiVersion": "v1", "kind": "Secret", **secret})
+        server.routers.schemes.clear()
+        pool.wait_ready()
+        assert set(server.routers.schemes) == {"https"}
+        ports = [port for one in pool.all_of("services") for port in one["spec"]["ports"]]
+        assert [port.get("appProtocol") for port in ports].count("https") == 3
+        assert server.routers.refusals == []
 
 
 def test_a_ready_pool_costs_no_write_and_a_look_at_it_asks_for_nothing(

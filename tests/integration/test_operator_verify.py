@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from fakes.api_server import ApiServer
+from fakes.certificates import Authority
 from fakes.operator_rig import KEY, SECRET, FakeRouter, running_router, strangers_session
 from fakes.router import until
 from pdcluster_kube.access import KubeAccess
@@ -23,7 +26,7 @@ from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET as SECRET_KIND
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
-from pdcluster_operator.verify import MAX_PODS, TargetVerifier, ToVerify
+from pdcluster_operator.verify import MAX_PODS, RouterTrust, TargetVerifier, ToVerify
 from pdcluster_protocol.secret import make_secret
 from pdcluster_protocol.verify import VerifyOrder
 
@@ -55,16 +58,19 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(*answers: tuple[int, str], text: str = TEXT) -> AsyncIterator[Bench]:
+async def bench(
+    *answers: tuple[int, str], text: str = TEXT, context: ssl.SSLContext | None = None, ca: str = ""
+) -> AsyncIterator[Bench]:
+    """``context``: the router has TLS. ``ca``: authorities in the Secret."""
     api, told = ApiServer(), list[Key]()
     await api.start()
-    data = {"secret": b64encode(text.encode()).decode()}
+    data = {"secret": b64encode(text.encode()).decode(), "ca.crt": b64encode(ca.encode()).decode()}
     owners = [{"uid": "pool-uid"}]
     api.store.create(
         SECRET, {"apiVersion": "v1", "kind": "Secret", "metadata": {"ownerReferences": owners}, "data": data}
     )
     async with (
-        running_router(*answers) as router,
+        running_router(*answers, context=context) as router,
         open_session(KubeAccess(api.url)) as session,
         strangers_session() as strangers,
     ):
@@ -86,6 +92,56 @@ async def test_a_pass_is_told_and_the_order_is_one_that_a_router_takes() -> None
         assert order == VerifyOrder("r", ("p0",), ("d0", "d1"), 5.0)
         shown = it.router.passes[0].removeprefix("Bearer ")
         make_secret(TEXT).check_pass(shown, it.router.bodies[0], now_s=time.time())
+
+
+NAME = "pool-router-internal.default.svc"
+
+
+def over_tls(it: Bench, name: str = NAME) -> ToVerify:
+    """The order to a router with TLS."""
+    order = it.order()
+    return replace(order, url=order.url.replace("http:", "https:"), trust=RouterTrust(REF, "ca.crt", name))
+
+
+async def test_a_router_with_tls_must_have_the_name_and_the_authority_of_its_pool(tmp_path: Path) -> None:
+    """It is called by the name of a Service, and its certificate may have another one."""
+    authority, other = Authority(tmp_path / "ca.crt"), Authority(tmp_path / "other.crt", "other")
+    context = authority.issue(names=(NAME,)).server(tmp_path / "router")
+    async with bench(context=context, ca=authority.ca.read_text()) as it:
+        assert await it.ask(over_tls(it)) == VerificationResult(Verification.PASSED)
+        assert len(it.router.orders) == 1
+    async with bench(context=context, ca=authority.ca.read_text()) as it:
+        assert await it.ask(over_tls(it, "elsewhere.svc")) is None
+        assert it.router.orders == []
+    async with bench(context=context, ca=other.ca.read_text()) as it:
+        assert await it.ask(over_tls(it)) is None
+        assert it.router.orders == []
+
+
+async def test_why_a_router_is_not_trusted_is_logged_with_the_cure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path / "ca.crt")
+    context = authority.issue(names=("elsewhere.svc",)).server(tmp_path / "router")
+    with caplog.at_level("INFO"):
+        async with bench(context=context, ca=authority.ca.read_text()) as it:
+            await it.ask(over_tls(it))
+    assert f"its certificate must have the name {NAME}, and be signed by ca.crt of Secret default/pool-s" in caplog.text
+
+
+async def test_a_router_with_tls_is_never_asked_in_the_clear(tmp_path: Path) -> None:
+    async with bench(ca=Authority(tmp_path / "ca.crt").ca.read_text()) as it:
+        assert await it.ask(over_tls(it)) is None
+        assert it.router.orders == []
+
+
+async def test_authorities_that_are_none_are_told() -> None:
+    async with bench(ca="nonsense") as it:
+        found = await it.ask(over_tls(it))
+        assert found is not None
+        assert found.outcome is Verification.FAILED
+        assert found.error.startswith("Secret default/pool-secret, key ca.crt: ")
+        assert found.error.endswith(": give certificates in PEM")
 
 
 async def test_of_a_large_pool_some_pods_are_named() -> None:

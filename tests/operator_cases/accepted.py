@@ -100,6 +100,7 @@ ACCEPTED: Final = (
     Accepted("a secret of one's own", {"spec.auth.secretRef": {"name": "mine"}}),
     Accepted("a name of 63 characters", {"metadata.name": "a" * 63}),
     Accepted("a router with TLS", {"spec.router": {"tls": {"secretName": "certificate"}, "service": {"port": 443}}}),
+    Accepted("TLS inside", {"spec.tls": {"secretName": "inside", "serverName": "pool.team-a.svc"}}),
     Accepted(
         "a router behind proxies",
         {"spec.router.proxies": {"trusted": ["10.0.0.0/8", "192.0.2.7", "2001:db8::/32", "::1"]}},

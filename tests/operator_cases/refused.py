@@ -7,6 +7,7 @@ from typing import Final
 from operator_cases.by_value import REFUSED_BY_VALUE
 from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
 from operator_cases.proxies import REFUSED_PROXIES
+from operator_cases.updates import REFUSED_UPDATES
 
 ALIKE: Final = (
     # The shape of KV and its bytes.
@@ -54,7 +55,7 @@ NOT_YOURS: Final = (
     ("skip-tokenizer-init", "true", "leave it out: clients send and get text"),
     ("data-parallel-multi-port-external-lb", "true", "leave it out: an engine answers on one port"),
     ("root-path", "/x", "leave it out: routers and probes ask for paths without a prefix"),
-    *((name, "x", "leave it out: routers and probes speak plain HTTP with engines") for name in _TLS),
+    *((name, "x", "leave it out: with spec.tls routers and engines speak TLS") for name in _TLS),
     # An engine that is to go would never be done.
     ("disable-log-stats", "true", "leave it out: by these statistics an engine that is to go is known to be done"),
 )
@@ -258,54 +259,19 @@ RULES: Final = (
     Refused("a name of 64 characters", {"metadata.name": "a" * 64}, "64 characters: Services are named after it"),
 )
 
-UPDATES: Final = (
-    Refused(
-        "another served name",
-        {"spec.model": {"name": "tiny", "servedName": "b"}},
-        "the name that clients ask for cannot change from a to b: keep model.servedName a, "
-        "or make another PDCluster and move the clients to it",
-        before={"spec.model": {"name": "tiny", "servedName": "a"}},
-    ),
-    Refused(
-        "another model without keeping its name",
-        {"spec.model": {"name": "large"}},
-        "the name that clients ask for cannot change from tiny to large: keep model.servedName tiny, "
-        "or make another PDCluster and move the clients to it",
-        before={},
-    ),
-    Refused(
-        "another kind of device",
-        CUDA,
-        "device.kind cannot change from cpu to cuda: old and new engines could not hand over KV, "
-        "so make another PDCluster and move the clients to it",
-        before={},
-    ),
-    Refused(
-        "another secret",
-        {"spec.auth.secretRef": {"name": "b"}},
-        "auth.secretRef cannot change from a/secret to b/secret: make another PDCluster and move the clients to it",
-        before={"spec.auth.secretRef": {"name": "a"}},
-    ),
-    Refused(
-        "a secret of one's own too late",
-        {"spec.auth.secretRef": {"name": "b"}},
-        "auth.secretRef cannot change from the made one to b/secret",
-        before={},
-    ),
-    Refused(
-        "no own secret any more",
-        {},
-        "auth.secretRef cannot change from a/secret to a made one",
-        before={"spec.auth.secretRef": {"name": "a"}},
-    ),
-)
-
 SCHEMA: Final = (
     Refused("a misspelled field", {"spec.role": {}}, 'unknown field "spec.role"', By.SCHEMA),
     Refused("no image", {"spec.image": ABSENT}, "spec.image: Required value", By.SCHEMA),
     Refused("no decode", {D: ABSENT}, "spec.roles.decode: Required value", By.SCHEMA),
     Refused("no kind of device", {f"{P}.device": {}}, "spec.roles.prefill.device.kind: Required value", By.SCHEMA),
     Refused("TLS without a Secret", {"spec.router.tls": {}}, "spec.router.tls.secretName: Required value", By.SCHEMA),
+    Refused("TLS inside without a Secret", {"spec.tls": {}}, "spec.tls.secretName: Required value", By.SCHEMA),
+    Refused(
+        "a certificate's name that no DNS has",
+        {"spec.tls": {"secretName": "a", "serverName": "*.pool"}},
+        "spec.tls.serverName in body should match",
+        By.SCHEMA,
+    ),
     Refused("a policy that there is not", {"spec.router.policy": "fastest"}, 'Unsupported value: "fastest"', By.SCHEMA),
     Refused(
         "an unknown device",
@@ -375,7 +341,7 @@ SCHEMA: Final = (
     ),
 )
 
-REFUSED: Final = (*RULES, *UPDATES, *SCHEMA, *REFUSED_PROXIES)
+REFUSED: Final = (*RULES, *REFUSED_UPDATES, *SCHEMA, *REFUSED_PROXIES)
 
 SCALER_REFUSED: Final = (
     Refused(

@@ -7,9 +7,12 @@ names have to be there and ready, of that revision: else 503, as from a router t
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 import threading
 import time
 from base64 import b64decode
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 
@@ -21,6 +24,8 @@ from pdcluster_protocol.secret import make_secret
 from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder, parse_order
 
 _SECRET_KEY: Final = "secret"
+_HANDSHAKE: Final = b"\x16"
+"""First byte of a client that speaks TLS."""
 
 
 class PlayedRouters:
@@ -35,6 +40,10 @@ class PlayedRouters:
         """Why an order was refused for good: each is a fault of the operator's."""
         self.answer: tuple[int, str] = (200, "")
         """To a good order: status and message."""
+        self.tls: ssl.SSLContext | None = None
+        """The certificate of pools that have TLS inside; None: connections with TLS are closed."""
+        self.schemes: list[str] = []
+        """By which scheme each connection came that has come to an agreement."""
         routers = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,7 +59,17 @@ class PlayedRouters:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Played(ThreadingHTTPServer):
+            def finish_request(self, request: Any, client_address: Any) -> None:
+                if request.recv(1, socket.MSG_PEEK) != _HANDSHAKE:
+                    routers.schemes.append("http")
+                    super().finish_request(request, client_address)
+                elif routers.tls is not None:
+                    with suppress(ssl.SSLError), routers.tls.wrap_socket(request, server_side=True) as agreed:
+                        routers.schemes.append("https")
+                        super().finish_request(agreed, client_address)
+
+        self._server = Played(("127.0.0.1", 0), Handler)
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="played routers", daemon=True)
         self._thread.start()

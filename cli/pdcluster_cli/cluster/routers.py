@@ -1,5 +1,8 @@
 """The routers of a pool, asked at their internal ports: by URL, or each pod through the API server's proxy.
 
+A URL with https is asked over TLS only, and so is each one where a flag of TLS is given. Through Kubernetes the API
+server speaks TLS to routers that have it, without a look at their certificates.
+
 Each router knows only its own requests, so all are asked. If a router does not answer, its entry says why.
 """
 
@@ -8,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
+import ssl
 from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -16,9 +20,10 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from pdcluster_cli.commands import add_cluster_flags
+from pdcluster_cli.tls_flags import TlsFlags, Unusable, add_tls_flags, tls_flags_of
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ConfigError, Unavailable
-from pdcluster_protocol.launch import INTERNAL_PORT
+from pdcluster_protocol.launch import INTERNAL_PORT, router_flag
 
 if TYPE_CHECKING:
     from socket import socket
@@ -32,6 +37,8 @@ _MAX_ANSWER_BYTES: Final = 64 << 20
 """Largest answer, as from an API server: far above that of a pool with thousands of engines."""
 _PART_BYTES: Final = 1 << 16
 _ROUTER: Final = "router"
+_TLS_FLAG: Final = router_flag("--internal-tls-cert", "")
+"""The beginning of a word on a router's command line if its internal port has TLS."""
 Answers = dict[str, bytes | str]
 """Of each router: the body of its answer, or why there is none."""
 
@@ -49,6 +56,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> Any:
     which.add_argument("--cluster", metavar="NAME", help=told)
     parser.add_argument("-n", "--namespace", help="of the PDCluster (default: the context's)")
     add_cluster_flags(parser)
+    add_tls_flags(parser)
     return which
 
 
@@ -59,7 +67,8 @@ def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S) 
         Unanswered: The API server does not list the routers' pods, or there are none.
     """
     if not given.cluster:
-        return asyncio.run(_ask_urls(given.url or [DEFAULT_URL], path, timeout_s))
+        tls = tls_flags_of(given)
+        return asyncio.run(_ask_urls(given.url or [_default_url(tls)], tls, path, timeout_s))
     try:
         return asyncio.run(_ask_pods(given.cluster, given, path, timeout_s))
     except (ConfigError, Unavailable, OSError) as error:
@@ -68,36 +77,58 @@ def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S) 
         raise Unanswered(no_way_because(error)) from error
 
 
-async def _ask_urls(urls: Sequence[str], path: str, timeout_s: float) -> Answers:
-    return dict(zip(urls, await asyncio.gather(*(_ask_url(url, path, timeout_s) for url in urls)), strict=True))
+def _default_url(tls: TlsFlags) -> str:
+    return DEFAULT_URL.replace("http:", "https:") if tls.is_given else DEFAULT_URL
 
 
-async def _ask_url(url: str, path: str, timeout_s: float) -> bytes | str:
+async def _ask_urls(urls: Sequence[str], tls: TlsFlags, path: str, timeout_s: float) -> Answers:
+    return dict(zip(urls, await asyncio.gather(*(_ask_url(url, tls, path, timeout_s) for url in urls)), strict=True))
+
+
+async def _ask_url(url: str, tls: TlsFlags, path: str, timeout_s: float) -> bytes | str:
     try:
         async with asyncio.timeout(timeout_s):
-            status, body = await _get(url, path)
+            status, body = await _get(url, tls, path)
+    except ssl.SSLError as error:
+        return f"no answer: {tls.told_of(error)}"
+    except Unusable as error:
+        return f"no answer: {error}"
     except TimeoutError:
         return f"no answer within {timeout_s:g} s: is this a router's internal port?"
     except (OSError, ValueError, http.client.HTTPException) as error:
+        if isinstance(error, ConnectionResetError) and _has_tls(url, tls):
+            return f"no answer: it hung up behind the TLS agreement: {tls.told_of_refusal}"
         return f"no answer: {str(error) or type(error).__name__}: is this a router's internal port?"
+    if status == 400:
+        return "it answered 400: is this the internal port of a router of this version? One with TLS is asked by https"
     if status != 200:
         return f"it answered {status}: is this the internal port of a router of this version?"
     return body
 
 
-async def _get(url: str, path: str) -> tuple[int, bytes]:
+async def _get(url: str, tls: TlsFlags, path: str) -> tuple[int, bytes]:
     """Status and body. Reads until the peer closes, up to a limit of bytes; the caller limits the time."""
     parts = urlsplit(url if "//" in url else f"//{url}")
-    if parts.scheme not in ("", "http"):
-        raise ValueError(f"a router's internal port speaks http, not {parts.scheme}")
+    if parts.scheme not in ("", "http", "https"):
+        raise ValueError(f"a router's internal port speaks http or https, not {parts.scheme}")
+    if parts.scheme == "http" and tls.is_given:
+        raise ValueError("this URL is http, and a flag of TLS is given: write https, or leave the flag out")
     host, port = parts.hostname or "", parts.port or INTERNAL_PORT
-    reader, writer = await asyncio.open_connection(host, port)
+    if _has_tls(url, tls):
+        opened = asyncio.open_connection(host, port, ssl=tls.context(), server_hostname=tls.name or host)
+    else:
+        opened = asyncio.open_connection(host, port)
+    reader, writer = await opened
     try:
         lines = (f"GET {path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close", "", "")
         writer.write("\r\n".join(lines).encode("latin-1"))
         return _read(await _read_all(reader))
     finally:
         writer.close()
+
+
+def _has_tls(url: str, tls: TlsFlags) -> bool:
+    return url.startswith("https:") or tls.is_given
 
 
 async def _read_all(reader: asyncio.StreamReader) -> bytes:
@@ -136,11 +167,13 @@ async def _ask_pods(cluster: str, given: argparse.Namespace, path: str, timeout_
     pods = await _router_pods(reader, pods_path, cluster)
     if not pods:
         raise Unanswered(f"no router pods of PDCluster {where.namespace or own}/{cluster}: are its name and -n right?")
-    asked = (_ask_pod(reader, f"{pods_path}/{quote(pod)}:{INTERNAL_PORT}/proxy{path}") for pod in pods)
-    return dict(zip(pods, await asyncio.gather(*asked), strict=True))
+    asked = (
+        _ask_pod(reader, f"{pods_path}/{quote(pod.proxied, safe=':')}:{INTERNAL_PORT}/proxy{path}") for pod in pods
+    )
+    return dict(zip((pod.metadata.name for pod in pods), await asyncio.gather(*asked), strict=True))
 
 
-async def _router_pods(reader: KubeReader, pods_path: str, cluster: str) -> list[str]:
+async def _router_pods(reader: KubeReader, pods_path: str, cluster: str) -> list[_Pod]:
     from pdcluster_operator.core.names import cluster_label
 
     selector = quote(f"{labels.CLUSTER}={cluster_label(cluster)},{labels.COMPONENT}={_ROUTER}")
@@ -148,7 +181,7 @@ async def _router_pods(reader: KubeReader, pods_path: str, cluster: str) -> list
         listed = msgspec.json.decode(await reader.read(f"{pods_path}?labelSelector={selector}"), type=_Pods)
     except msgspec.DecodeError as error:
         raise Unanswered(f"the API server's list of pods cannot be read: {error}") from error
-    return sorted(pod.metadata.name for pod in listed.items)
+    return sorted(listed.items, key=lambda pod: pod.metadata.name)
 
 
 async def _ask_pod(reader: KubeReader, path: str) -> bytes | str:
@@ -163,8 +196,23 @@ class _PodMetadata(msgspec.Struct):
     name: str
 
 
+class _Container(msgspec.Struct):
+    args: list[str] = []
+
+
+class _PodSpec(msgspec.Struct):
+    containers: list[_Container] = []
+
+
 class _Pod(msgspec.Struct):
     metadata: _PodMetadata
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+
+    @property
+    def proxied(self) -> str:
+        """The pod's name for the API server's proxy, which asks ``https:NAME`` over TLS."""
+        has_tls = any(word.startswith(_TLS_FLAG) for one in self.spec.containers for word in one.args)
+        return f"https:{self.metadata.name}" if has_tls else self.metadata.name
 
 
 class _Pods(msgspec.Struct):

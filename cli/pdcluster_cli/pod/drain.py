@@ -17,6 +17,7 @@ from pdcluster_cli import numbers
 from pdcluster_cli.commands import SUBCOMMANDS
 from pdcluster_cli.pod.engine_http import Answer, NoAnswer, NotThere, add_engine_arguments, ask
 from pdcluster_cli.pod.idleness import IdleWatch, Work, parse_work
+from pdcluster_cli.tls_flags import tls_flags_of
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_IDLE_S: Final = 3.0
@@ -50,8 +51,9 @@ class Unknown:
 def main(words: Sequence[str]) -> int:
     """Wait, and print why the wait is over. Exit status 0 in any case: a failed preStop would only hide the reason."""
     given = make_parser().parse_args(words)
+    tls = tls_flags_of(given)
     line = wait_until_idle(
-        lambda path, timeout_s: ask(given.host, given.port, path, timeout_s=timeout_s),
+        lambda path, timeout_s: ask(given.host, given.port, path, timeout_s=timeout_s, tls=tls),
         timeout_s=given.timeout_s,
         idle_s=given.idle_s,
     )

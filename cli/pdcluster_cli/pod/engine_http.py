@@ -1,4 +1,4 @@
-"""Asks the engine in the same pod over HTTP, for ``pdcluster drain`` and ``pdcluster ready``.
+"""Asks the engine in the same pod over HTTP or HTTPS, for ``pdcluster drain`` and ``pdcluster ready``.
 
 The standard library only, and little of it: a probe runs every few seconds on cores that the engine needs.
 """
@@ -9,15 +9,20 @@ import argparse
 import http.client
 import os
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_cli import numbers
+from pdcluster_cli.tls_flags import TlsFlags, Unusable, add_tls_flags
 from pdcluster_protocol.launch import HTTP_PORT
 
 _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
 """Variables with the engine's address, the first one first: the connector listens at it; the second is the pod's."""
+
+
+IN_THE_CLEAR: Final = TlsFlags()
 
 
 class NotThere(Exception):
@@ -28,6 +33,10 @@ class NoAnswer(Exception):
     """No whole answer came in time, though an engine may be there. The message says what went wrong."""
 
 
+class NoAgreement(NoAnswer):
+    """The engine is there, and one end refuses the other's certificate, or it has no TLS. The message has the cure."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
@@ -35,7 +44,8 @@ class Answer:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
-    """Add ``--host`` and ``--port``. The host's default is in variables, which a probe's command line cannot name."""
+    """Add ``--host``, ``--port`` and the flags of TLS. The host's default is in variables, which a probe's command line
+    cannot name."""
     host = next((environ[name] for name in _HOST_VARIABLES if environ.get(name)), "localhost")
     parser.add_argument(
         "--host", default=host, help=f"of the engine (default: $VLLM_HOST_IP, else $POD_IP, else localhost; now {host})"
@@ -43,20 +53,28 @@ def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, 
     parser.add_argument(
         "--port", type=numbers.port, default=HTTP_PORT, help=f"of the engine's HTTP server (default: {HTTP_PORT})"
     )
+    add_tls_flags(parser)
 
 
-def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
-    """The answer to one GET. ``timeout_s``: for each wait on the socket.
+def ask(
+    host: str, port: int, path: str, *, timeout_s: float, tls: TlsFlags = IN_THE_CLEAR, trusts_any: bool = False
+) -> Answer:
+    """The answer to one GET. ``timeout_s``: for each wait on the socket. ``trusts_any``: takes any certificate.
 
     Raises:
         NotThere: The connection was refused, or the name does not exist any more.
-        NoAnswer: There is no whole answer.
+        NoAgreement: The engine is there, and TLS comes to no agreement.
+        NoAnswer: There is no whole answer, or the files of TLS cannot be used.
     """
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return Answer(response.status, response.read().decode("utf-8", "replace"))
+        if tls.is_given:
+            _agree(connection, tls, trusts_any)
+        return _answer_of(connection, path, tls)
+    except (NoAnswer, NotThere):
+        raise
+    except Unusable as error:
+        raise NoAnswer(str(error)) from error
     except ConnectionRefusedError as error:
         raise NotThere(f"no process listens on port {port}") from error
     except socket.gaierror as error:
@@ -65,6 +83,30 @@ def ask(host: str, port: int, path: str, *, timeout_s: float) -> Answer:
         raise NoAnswer(f"{path} does not answer: {str(error) or type(error).__name__}") from error
     finally:
         connection.close()
+
+
+def _agree(connection: http.client.HTTPConnection, tls: TlsFlags, trusts_any: bool) -> None:
+    """Connect, and put TLS over the connection's socket."""
+    context = tls.any_context() if trusts_any else tls.context()
+    connection.connect()
+    try:
+        connection.sock = context.wrap_socket(connection.sock, server_hostname=tls.name or connection.host)
+    except ssl.SSLError as error:
+        raise NoAgreement(tls.told_of(error)) from error
+
+
+def _answer_of(connection: http.client.HTTPConnection, path: str, tls: TlsFlags) -> Answer:
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return Answer(response.status, response.read().decode("utf-8", "replace"))
+    except ssl.SSLError as error:
+        raise NoAgreement(tls.told_of(error)) from error
+    except (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected) as error:
+        if not tls.is_given:
+            raise
+        # In TLS 1.3 a server refuses a client behind the agreement, and vLLM's hangs up without a word.
+        raise NoAgreement(f"it hung up behind the TLS agreement: {tls.told_of_refusal}") from error
 
 
 def nameless(host: str, error: socket.gaierror) -> NotThere | NoAnswer:

@@ -4,6 +4,9 @@ Without the secret the probe gets only one answer from a side channel: why its f
 prefill engines answers, so the answer shows that this thread lives. A TCP connection alone shows only that the
 operating system has the port. Prefill has no side channel: it calls decode's. Only a real request can show that its
 calls work (``POST /pdcluster/verify`` of a router).
+
+With ``--alive`` it is the liveness probe of an engine with TLS: kubelets have no certificate to show. No restart mends
+a certificate, so an engine that refuses ours, or whose own is refused, is alive.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from typing import Final
 
 from pdcluster_cli import numbers
 from pdcluster_cli.commands import SUBCOMMANDS
-from pdcluster_cli.pod.engine_http import NoAnswer, NotThere, add_engine_arguments, ask
+from pdcluster_cli.pod.engine_http import NoAgreement, NoAnswer, NotThere, add_engine_arguments, ask
 from pdcluster_cli.pod.zmtp import NotZmtp, ask_router
+from pdcluster_cli.tls_flags import tls_flags_of
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import SIDE_CHANNEL_PORT
 
@@ -33,8 +37,8 @@ def main(words: Sequence[str]) -> int:
     given = make_parser().parse_args(words)
     deadline = time.monotonic() + given.timeout_s
     role = Role(given.role)
-    problem = _http_problem(given.host, given.port, deadline)
-    if not problem and role is Role.DECODE:
+    problem = _http_problem(given, deadline)
+    if not problem and role is Role.DECODE and not given.alive:
         ports = range(given.side_channel_port, given.side_channel_port + given.ranks)
         problem = next((why for port in ports if (why := _side_channel_problem(given.host, port, deadline))), "")
     print(f"pdcluster ready: not ready: {problem}" if problem else "pdcluster ready: ready", flush=True)
@@ -58,15 +62,19 @@ def make_parser() -> argparse.ArgumentParser:
         default=1,
         help="decode ranks in this pod, on one port after the other (default: 1)",
     )
+    add("--alive", action="store_true", help="ask only whether it lives: /health, whatever certificates say")
     told = f"seconds for all questions together (default: {DEFAULT_TIMEOUT_S:g})"
     add("--timeout-s", type=numbers.seconds(0.1, MAX_TIMEOUT_S), default=DEFAULT_TIMEOUT_S, help=told)
     return parser
 
 
-def _http_problem(host: str, port: int, deadline: float) -> str:
-    """Why the engine's HTTP server cannot serve; empty: it can."""
+def _http_problem(given: argparse.Namespace, deadline: float) -> str:
+    """Why the engine's HTTP server cannot serve; empty: it can. With ``--alive``: why it does not live."""
+    timeout_s, tls = max(0.001, deadline - time.monotonic()), tls_flags_of(given)
     try:
-        status = ask(host, port, "/health", timeout_s=max(0.001, deadline - time.monotonic())).status
+        status = ask(given.host, given.port, "/health", timeout_s=timeout_s, tls=tls, trusts_any=given.alive).status
+    except NoAgreement as error:
+        return "" if given.alive else str(error)
     except (NotThere, NoAnswer) as error:
         return str(error)
     return "" if status == 200 else f"/health answers {status}"

@@ -5,7 +5,8 @@ Each field says its unit, bounds and default, and why that default. These models
 
 A field cannot change where a rollout could not bring the change about: a name that clients ask for (a request in the
 middle of a rollout would meet an engine without it), the kind of device (old and new engines could not hand over KV),
-and the pool's secret (routers hold one secret, so they could not reach the engines of the other revision).
+the pool's secret (routers hold one secret, so they could not reach the engines of the other revision), and whether the
+pool has TLS inside (routers speak one way with all engines).
 """
 
 from __future__ import annotations
@@ -177,6 +178,11 @@ class DrainSpec(ApiModel):
     than nearly all answers take; one that takes longer is cut."""
 
 
+_LABEL: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_DNS_NAME: Final = rf"^{_LABEL}(\.{_LABEL})*$"
+"""As the router's flag takes it."""
+
+
 class SecretRef(ApiModel):
     """A key of a Secret in the same namespace."""
 
@@ -211,6 +217,25 @@ class Auth(ApiModel):
     )
 
 
+class PoolTls(ApiModel):
+    """TLS between routers and engines, and from the operator to routers."""
+
+    secret_name: Name
+    """Name of a Secret in the same namespace, as cert-manager makes it: a certificate under tls.crt, its key under
+    tls.key, and under ca.crt the authorities that routers and engines trust. The certificate is for servers and
+    clients, and engines answer all that have one of these authorities. Renewals are taken without a restart."""
+    server_name: str | None = Field(default=None, min_length=1, max_length=MAX_NAME, pattern=_DNS_NAME)
+    """The DNS name that the certificate has. Default: NAME-router-internal.NAMESPACE.svc, with the name and namespace
+    of the PDCluster, for pods are called by addresses that no certificate names."""
+
+
+def _tls_in(spec: str) -> str:
+    """A CEL expression: the Secret, and the name if it is given, or what stands for neither."""
+    tls = f"{spec}.tls"
+    name = f"(has({tls}.serverName) ? ' and serverName ' + {tls}.serverName : '')"
+    return f"(has({tls}) ? 'secretName ' + {tls}.secretName + {name} : 'none')"
+
+
 _NEARLY: Final = "1e-9"
 """Of an instance: 0.07 x 100 is a little above 7 in doubles, and what users wrote is exact (``rollout/scaling.py``)."""
 _PREFILL: Final = "double(self.roles.prefill.replicas)"
@@ -243,8 +268,19 @@ class PDClusterSpec(ApiModel):
     """How an engine is stopped."""
     auth: Auth = Auth()
     """How router and engines know each other."""
+    tls: PoolTls | None = None
+    """TLS inside the pool. Default: none; then prompts and answers between routers and engines are not encrypted.
+    Cannot change, for routers speak one way with all engines, and in a rollout could not reach those of the other."""
 
     rules = (
+        Rule(
+            holds=f"{_tls_in('self')} == {_tls_in('oldSelf')}",
+            says="tls cannot change from %s to %s: routers speak one way with all engines, so make another PDCluster "
+            "and move the clients to it",
+            values=(_tls_in("oldSelf"), _tls_in("self")),
+            short="tls cannot change: make another PDCluster and move the clients to it",
+            path=".tls",
+        ),
         Rule(
             holds="!has(self.transfer.protocol) || self.transfer.protocol != 'ascend' || "
             "self.roles.prefill.device.kind == 'ascend'",

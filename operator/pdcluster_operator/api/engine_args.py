@@ -97,7 +97,7 @@ not, the handshake says so. With prefix caching vLLM 0.32 chooses another block 
 
 _NO_OFFLOADING: Final = "leave it out: it puts vLLM's own connector in the place of the one that hands KV over"
 _TEXT: Final = "leave it out: clients send and get text"
-_NO_TLS: Final = "leave it out: routers and probes speak plain HTTP with engines"
+_NO_TLS: Final = "leave it out: with spec.tls routers and engines speak TLS"
 
 SET_ELSEWHERE: Final[dict[str, str]] = {
     "model": "use spec.model",

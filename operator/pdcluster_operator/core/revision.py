@@ -44,12 +44,15 @@ def revision_of(
     transfer: Mapping[str, Json],
     engine_args: Mapping[Role, Mapping[str, Json]],
     env: Mapping[Role, Mapping[str, Json]],
+    tls: Mapping[str, Json] | None = None,
 ) -> str:
-    """8 lower-case hex digits over what prefill and decode must share. ``env``: variables by name."""
+    """8 lower-case hex digits over what prefill and decode must share. ``env``: variables by name. ``tls``: what makes
+    routers speak TLS with both; None: they speak in the clear."""
     args: Json = {role.value: _those_of(SHARED_ARGS, given) for role, given in engine_args.items()}
     # Null, as good as absent, where no variable is shared.
-    found = {role.value: shared for role, given in env.items() if (shared := _those_of(SHARED_ENV, given))}
-    return _digest({"model": model, "image": image, "transfer": transfer, "engineArgs": args, "env": found or None})
+    found = {role.value: those for role, given in env.items() if (those := _those_of(SHARED_ENV, given))}
+    kv: dict[str, Json] = {"model": model, "image": image, "transfer": transfer, "engineArgs": args}
+    return _digest({**kv, "env": found or None, "tls": tls})
 
 
 def template_of(pod_template: Mapping[str, Json]) -> str:

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -249,6 +249,23 @@ def test_the_dashboard_is_what_grafanas_sidecar_takes() -> None:
     assert page == json.loads(Path(CHART / "files" / "dashboard.json").read_text())
 
 
+HAS_TLS: Final = {
+    "sourceLabels": [f"__meta_kubernetes_service_label_{re.sub('[^a-z]', '_', labels.SCHEME)}"],
+    "regex": "https",
+}
+"""Prometheus' name for the label of a Service; it writes ``_`` for what its own names cannot have."""
+LEFT_OUT: Final = {"relabelings": [{**HAS_TLS, "action": "drop"}]}
+WHERE_A_POOL_HAS_TLS: Final[dict[str, dict[str, Any]]] = {
+    "router": {
+        "tlsConfig": {"insecureSkipVerify": True},
+        "relabelings": [{**HAS_TLS, "targetLabel": "__scheme__", "replacement": "https"}],
+    },
+    "prefill": LEFT_OUT,
+    "decode": LEFT_OUT,
+}
+"""What an endpoint says beside the rest."""
+
+
 def test_monitors_find_services_by_the_labels_that_the_operator_gives() -> None:
     monitors = {found["metadata"]["name"]: found["spec"] for found in of_kind("everything on", "ServiceMonitor")}
     for component in ("router", *(role.value for role in labels.Role)):
@@ -261,7 +278,8 @@ def test_monitors_find_services_by_the_labels_that_the_operator_gives() -> None:
         # Else Prometheus calls the operator's own namespace that of every PDCluster.
         honors = {"honorLabels": True} if name == "pdcluster-operator" else {}
         port = "internal" if name == "pdcluster-router" else "http"
-        assert spec["endpoints"] == [{"port": port, "path": "/metrics", "interval": "30s", **honors}]
+        over_tls = WHERE_A_POOL_HAS_TLS.get(name.removeprefix("pdcluster-"), {})
+        assert spec["endpoints"] == [{"port": port, "path": "/metrics", "interval": "30s", **honors, **over_tls}]
     (service,) = of_kind("everything on", "Service")
     assert service["spec"]["ports"][0]["name"] == "http"
     assert monitors["pdcluster-operator"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()

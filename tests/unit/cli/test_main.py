@@ -55,6 +55,7 @@ def test_what_a_pod_runs_every_few_seconds_imports_next_to_nothing(name: str) ->
         "pdcluster_cli.pod.idleness",
         "pdcluster_cli.numbers",
         "pdcluster_cli.pod.zmtp",
+        "pdcluster_cli.tls_flags",
         "pdcluster_protocol",
         "pdcluster_protocol.labels",
         "pdcluster_protocol.launch",

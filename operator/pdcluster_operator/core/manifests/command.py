@@ -16,6 +16,7 @@ from typing import Final
 
 from pdcluster_operator.api.cluster import Model
 from pdcluster_operator.api.role import DeviceKind, RoleSpec
+from pdcluster_operator.core.manifests import pool_tls
 from pdcluster_operator.core.manifests.pool import ENGINE, PORT, Document, Pool, field_env, secret_ref
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import MOONCAKE_PORTS, ConnectorSettings, kv_transfer_config
@@ -48,9 +49,10 @@ _PROGRAM: Final = {
 }
 
 
-def engine_command(place: PodPlace) -> list[str]:
+def engine_command(pool: Pool, place: PodPlace) -> list[str]:
     """The program, as a container's ``command``."""
-    return list(_PROGRAM[place])
+    program = list(_PROGRAM[place])
+    return program if place is PodPlace.WORKER else pool_tls.mirrored(pool, program)
 
 
 def engine_argv(pool: Pool, role: Role, place: PodPlace) -> list[str]:
@@ -58,12 +60,16 @@ def engine_argv(pool: Pool, role: Role, place: PodPlace) -> list[str]:
     spec = pool.role(role)
     return [
         *_model_args(pool.spec.model, place),
-        *(["--headless"] if place is PodPlace.WORKER else [f"--host={_ALL_ADDRESSES}", f"--port={PORT}"]),
+        *(["--headless"] if place is PodPlace.WORKER else _http_args(pool)),
         *_split_args(spec),
         *_node_args(spec, place),
         f"--kv-transfer-config={_json(transfer_config(pool, role, place))}",
         *(spelled_arg(name, value) for name, value in sorted(spec.engine_args.items())),
     ]
+
+
+def _http_args(pool: Pool) -> list[str]:
+    return [f"--host={_ALL_ADDRESSES}", f"--port={PORT}", *pool_tls.engine_flags(pool)]
 
 
 def spelled_arg(name: str, value: str) -> str:
@@ -86,6 +92,7 @@ def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
         settings["side_channel_port"] = transfer.port
         if transfer.min_push_tokens is not None:
             settings["min_push_tokens"] = transfer.min_push_tokens
+        settings |= pool_tls.decode_settings(pool)
     if transfer.content_check is not None and (role is Role.DECODE or _compiles_sums(pool, transfer.content_check)):
         settings["content_check"] = transfer.content_check.value
     engine_id = "$(POD_NAME)" if place is PodPlace.ALONE else "$(LWS_LEADER_ADDRESS)"

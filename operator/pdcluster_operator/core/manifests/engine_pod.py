@@ -11,6 +11,7 @@ from typing import Final
 from pdcluster_operator.api.role import DeviceKind, RoleSpec
 from pdcluster_operator.api.transfer import TransferProtocol
 from pdcluster_operator.core import names
+from pdcluster_operator.core.manifests import pool_tls
 from pdcluster_operator.core.manifests.command import (
     CACHE_FOLDER,
     MODEL_FOLDER,
@@ -109,7 +110,7 @@ def _container(pool: Pool, role: Role, place: PodPlace) -> Document:
     return {
         "name": ENGINE,
         "image": pool.spec.image,
-        "command": engine_command(place),
+        "command": engine_command(pool, place),
         "args": engine_argv(pool, role, place),
         "env": engine_env(pool, role),
         "ports": _ports(pool, role, place),
@@ -118,7 +119,7 @@ def _container(pool: Pool, role: Role, place: PodPlace) -> Document:
         "volumeMounts": _mounts(pool),
         **LAST_WORDS,
         **probes,
-        "lifecycle": drain_hook(pool.spec.drain.timeout_seconds, place),
+        "lifecycle": drain_hook(pool, place),
     }
 
 
@@ -166,6 +167,7 @@ def _volumes(pool: Pool) -> list[Document]:
         scratch_volume("cache"),
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         *([{"name": "model", **volume.source}] if volume else []),
+        *pool_tls.engine_volumes(pool),
     ]
 
 
@@ -177,4 +179,5 @@ def _mounts(pool: Pool) -> list[Document]:
         # Workers of one engine exchange tensors here; a container's own /dev/shm has 64 MiB.
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         *model,
+        *pool_tls.engine_mounts(pool),
     ]

@@ -140,6 +140,11 @@ def router_selector(pool: Pool) -> dict[str, str]:
     return {labels.CLUSTER: pool.label, labels.COMPONENT: ROUTER}
 
 
+def internal_name(pool: Pool) -> str:
+    """Name of the Service that leads to the routers' internal port."""
+    return names.child_name(pool.name, f"{ROUTER}-{INTERNAL}")
+
+
 def secret_ref(pool: Pool) -> Document:
     """Name of the Secret, and the key in it, with the pool's secret: the user's, else ours."""
     named = pool.spec.auth.secret_ref

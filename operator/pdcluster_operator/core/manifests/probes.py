@@ -1,9 +1,10 @@
 """The probes by which Kubernetes sees whether an engine lives, and the hook that runs before an engine goes.
 
 Startup and liveness ask vLLM's ``/health``: 200 as soon as the model is loaded, 503 when the engine behind the server
-has died. Readiness (``pdcluster ready``) also asks decode's side channel, for without it decode would take requests
-whose KV never comes. A removed pod runs ``pdcluster drain`` first, which returns when the engine has been idle for
-longer than routers need to notice, or when the time is over. The engine gets its SIGTERM after that.
+has died. An engine with TLS asks for certificates, and kubelets have none, so ``pdcluster ready --alive`` asks it from
+its own container. Readiness (``pdcluster ready``) also asks decode's side channel, for without it decode would take
+requests whose KV never comes. A removed pod runs ``pdcluster drain`` first, which returns when the engine has been idle
+for longer than routers need to notice, or when the time is over. The engine gets its SIGTERM after that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
+from pdcluster_operator.core.manifests import pool_tls
 from pdcluster_operator.core.manifests.command import PodPlace
 from pdcluster_operator.core.manifests.pool import HTTP, PORT, Document, Pool
 from pdcluster_protocol.labels import Role
@@ -26,6 +28,10 @@ READY_TIMEOUT_S: Final = 5
 """2 s for the engine to answer, the rest for Python to start on a busy node."""
 LIVE_PERIOD_S: Final = 10
 LIVE_TIMEOUT_S: Final = 5
+ALIVE_ANSWER_S: Final = 5
+"""Seconds for an engine with TLS to answer."""
+ALIVE_TIMEOUT_S: Final = 8
+"""Those, and 3 s for Python to start on a busy node."""
 LIVE_FAILURES: Final = 6
 """A minute without an answer: a restart takes minutes, so one long garbage collection must not cause it."""
 
@@ -35,14 +41,15 @@ DRAIN_MARGIN_S: Final = 30
 
 def engine_probes(pool: Pool, role: Role) -> Document:
     """The three probes, as fields of a container that answers HTTP."""
-    health = {"httpGet": {"path": "/health", "port": HTTP}}
-    ready = {"exec": {"command": _ready_command(pool, role)}}
+    health = _health(pool, role)
+    ready = {"exec": {"command": [*_ready_command(pool, role), *pool_tls.command_flags(pool)]}}
+    # With TLS each probe starts a process.
+    startup_period_s = READY_PERIOD_S if pool.spec.tls else STARTUP_PERIOD_S
     return {
         "startupProbe": {
             **health,
-            "periodSeconds": STARTUP_PERIOD_S,
-            "timeoutSeconds": LIVE_TIMEOUT_S,
-            "failureThreshold": STARTUP_LIMIT_S // STARTUP_PERIOD_S,
+            "periodSeconds": startup_period_s,
+            "failureThreshold": STARTUP_LIMIT_S // startup_period_s,
         },
         "readinessProbe": {
             **ready,
@@ -53,10 +60,18 @@ def engine_probes(pool: Pool, role: Role) -> Document:
         "livenessProbe": {
             **health,
             "periodSeconds": LIVE_PERIOD_S,
-            "timeoutSeconds": LIVE_TIMEOUT_S,
             "failureThreshold": LIVE_FAILURES,
         },
     }
+
+
+def _health(pool: Pool, role: Role) -> Document:
+    """How the engine is asked for its health, and how long."""
+    if pool.spec.tls is None:
+        return {"httpGet": {"path": "/health", "port": HTTP}, "timeoutSeconds": LIVE_TIMEOUT_S}
+    alive = ["--alive", "--timeout-s", str(ALIVE_ANSWER_S), *pool_tls.command_flags(pool)]
+    command = ["pdcluster", "ready", "--role", role.value, "--port", str(PORT), *alive]
+    return {"exec": {"command": command}, "timeoutSeconds": ALIVE_TIMEOUT_S}
 
 
 def _ready_command(pool: Pool, role: Role) -> list[str]:
@@ -69,13 +84,14 @@ def _ready_command(pool: Pool, role: Role) -> list[str]:
     return [*command, *channels] if role is Role.DECODE else command
 
 
-def drain_hook(timeout_s: int, place: PodPlace) -> Document:
+def drain_hook(pool: Pool, place: PodPlace) -> Document:
     """A container's ``lifecycle``.
 
     A worker asks its leader, which has the whole instance's requests: when one pod of a group is told to go, LWS
     removes all of them, the leader too (``RecreateGroupOnPodRestart``).
     """
-    command = ["pdcluster", "drain", "--port", str(PORT), "--timeout-s", str(timeout_s)]
+    timeout_s = str(pool.spec.drain.timeout_seconds)
+    command = ["pdcluster", "drain", "--port", str(PORT), "--timeout-s", timeout_s, *pool_tls.command_flags(pool)]
     if place is PodPlace.WORKER:
         # Kubernetes replaces $(NAME) in a container's arguments, and not in its hooks.
         command = ["sh", "-c", f'exec {shlex.join(command)} --host "$LWS_LEADER_ADDRESS"']

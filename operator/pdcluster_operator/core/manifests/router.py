@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_operator.api.role import EnvVar
-from pdcluster_operator.api.router import RouterProxies, RouterSpec
+from pdcluster_operator.api.router import RouterProxies
 from pdcluster_operator.core import names
+from pdcluster_operator.core.manifests import pool_tls
 from pdcluster_operator.core.manifests.pool import (
     HTTP,
     INTERNAL,
@@ -25,6 +26,7 @@ from pdcluster_operator.core.manifests.pool import (
     common_labels,
     container_security,
     field_env,
+    internal_name,
     labelled,
     make_object,
     metadata_of,
@@ -47,9 +49,9 @@ KEYS_FOLDER: Final = "/etc/pdcluster/api-keys"
 """A mounted folder, not a single file: only folders follow a change of their Secret."""
 KEYS_FILE: Final = "keys"
 TLS_FOLDER: Final = "/etc/pdcluster/tls"
-TLS_CERT: Final = "tls.crt"
-TLS_KEY: Final = "tls.key"
-"""Names of the files: the keys of a Secret of type kubernetes.io/tls."""
+_CLIENTS_KEYS: Final = (pool_tls.CERT, pool_tls.KEY)
+"""Keys of the Secret with the certificate that clients are shown, and the names of its files."""
+_MAKE_IT: Final = "make it with the keys tls.crt, tls.key and ca.crt, as cert-manager does"
 MARGIN_S: Final = 10
 """Seconds from the end of the drain to the end of the pod. Connections get 2 s of them to close."""
 REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
@@ -58,20 +60,23 @@ REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
 
 @dataclass(frozen=True, slots=True)
 class MountedSecret:
-    """A user's Secret without which no router starts. ``field``: the field of ``spec`` that names the Secret."""
+    """A user's Secret without which ``who`` cannot start. ``cure``: what the user can do beside making it."""
 
-    field: str
     name: str
     keys: tuple[str, ...]
-    """Keys of the Secret that routers need."""
+    """Keys of the Secret that they need."""
+    cure: str
+    who: str = "routers"
 
 
 def mounted_secrets(pool: Pool) -> list[MountedSecret]:
     router = pool.spec.router
-    keys, tls = router.api_keys_secret_ref, router.tls
+    keys, tls, inside = router.api_keys_secret_ref, router.tls, pool.spec.tls
+    out = "make it, or leave {} out"
     return [
-        *([MountedSecret("router.apiKeysSecretRef", keys.name, (keys.key,))] if keys else []),
-        *([MountedSecret("router.tls", tls.secret_name, (TLS_CERT, TLS_KEY))] if tls else []),
+        *([MountedSecret(keys.name, (keys.key,), out.format("router.apiKeysSecretRef"))] if keys else []),
+        *([MountedSecret(tls.secret_name, _CLIENTS_KEYS, out.format("router.tls"))] if tls else []),
+        *([MountedSecret(inside.secret_name, pool_tls.KEYS, _MAKE_IT, "engines and routers")] if inside else []),
     ]
 
 
@@ -89,12 +94,7 @@ def router_url(pool: Pool) -> str:
 
 def internal_url(pool: Pool) -> str:
     """Where the operator finds the routers."""
-    return f"http://{internal_name(pool)}.{pool.namespace}.svc:{INTERNAL_PORT}"
-
-
-def internal_name(pool: Pool) -> str:
-    """Name of the Service that leads to the routers' internal port."""
-    return names.child_name(pool.name, f"{ROUTER}-{INTERNAL}")
+    return f"{pool_tls.scheme_of(pool)}://{internal_name(pool)}.{pool.namespace}.svc:{INTERNAL_PORT}"
 
 
 def router_service(pool: Pool) -> Document:
@@ -114,12 +114,14 @@ def router_service(pool: Pool) -> Document:
 def internal_service(pool: Pool) -> Document:
     """The Service of the internal port, for the operator and for scrapers of metrics. Always ClusterIP, whatever the
     type of the clients' Service, so that the outside does not reach it."""
+    port = {"name": INTERNAL, "port": INTERNAL_PORT, "targetPort": INTERNAL, "protocol": "TCP"}
     spec = {
         "type": "ClusterIP",
         "selector": router_selector(pool),
-        "ports": [{"name": INTERNAL, "port": INTERNAL_PORT, "targetPort": INTERNAL, "protocol": "TCP"}],
+        "ports": [port | pool_tls.app_protocol(pool)],
     }
-    return make_object(SERVICE, metadata_of(pool, internal_name(pool), ROUTER), spec=spec)
+    metadata = metadata_of(pool, internal_name(pool), ROUTER, pool_tls.service_labels(pool))
+    return make_object(SERVICE, metadata, spec=spec)
 
 
 def router_deployment(pool: Pool) -> Document:
@@ -148,7 +150,7 @@ def router_argv(pool: Pool) -> list[str]:
         router_flag("--port", PORT),
         router_flag("--internal-port", INTERNAL_PORT),
         # Decode engines must call this very process, for it holds their request: never the Service.
-        router_flag("--advertise-url", f"http://$(POD_IP):{INTERNAL_PORT}"),
+        router_flag("--advertise-url", f"{pool_tls.scheme_of(pool)}://$(POD_IP):{INTERNAL_PORT}"),
         router_flag("--prefill-timeout", transfer.deadline_seconds),
         router_flag("--on-prefill-failure", transfer.on_failure.value),
         router_flag("--policy", router.policy.value),
@@ -156,6 +158,7 @@ def router_argv(pool: Pool) -> list[str]:
         *([router_flag("--request-timeout", router.request_timeout_seconds)] if router.request_timeout_seconds else []),
         *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
         *(_tls_flags() if router.tls else []),
+        *pool_tls.router_flags(pool),
         *([router_flag("--access-log", "-")] if router.access_log else []),
         *(_proxy_flags(router.proxies) if router.proxies else []),
     ]
@@ -170,8 +173,8 @@ def _proxy_flags(proxies: RouterProxies) -> list[str]:
 
 
 def _tls_flags() -> list[str]:
-    folder = TLS_FOLDER
-    return [router_flag("--tls-cert", f"{folder}/{TLS_CERT}"), router_flag("--tls-key", f"{folder}/{TLS_KEY}")]
+    cert, key = (f"{TLS_FOLDER}/{name}" for name in _CLIENTS_KEYS)
+    return [router_flag("--tls-cert", cert), router_flag("--tls-key", key)]
 
 
 def drain_s(pool: Pool) -> int:
@@ -215,7 +218,12 @@ def _pod_spec(pool: Pool) -> Document:
         "terminationGracePeriodSeconds": NOTICE_S + drain_s(pool) + MARGIN_S,
         "topologySpreadConstraints": [spread],
         "containers": [_container(pool)],
-        "volumes": [scratch_volume("tmp"), *_keys_volumes(pool), *_tls_volumes(pool)],
+        "volumes": [
+            scratch_volume("tmp"),
+            *_keys_volumes(pool),
+            *_tls_volumes(pool),
+            *pool_tls.secret_volumes(pool),
+        ],
     }
 
 
@@ -237,9 +245,10 @@ def _container(pool: Pool) -> Document:
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a folder in the container
             *({"name": one["name"], "mountPath": KEYS_FOLDER, "readOnly": True} for one in _keys_volumes(pool)),
             *({"name": one["name"], "mountPath": TLS_FOLDER, "readOnly": True} for one in _tls_volumes(pool)),
+            *pool_tls.secret_mounts(pool),
         ],
         **LAST_WORDS,
-        **_probes(pool.spec.router),
+        **_probes(pool),
         # Every image with a shell has it; Kubernetes' own sleep can be switched off (gate PodLifecycleSleepAction).
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(NOTICE_S)]}}},
     }
@@ -256,7 +265,7 @@ def _tls_volumes(pool: Pool) -> list[Document]:
     tls = pool.spec.router.tls
     if tls is None:
         return []
-    items = [{"key": key, "path": key} for key in (TLS_CERT, TLS_KEY)]
+    items = [{"key": key, "path": key} for key in _CLIENTS_KEYS]
     return [{"name": "tls", "secret": {"secretName": tls.secret_name, "items": items}}]
 
 
@@ -285,17 +294,19 @@ def _key_told(entry: EnvVar | None, other: EnvVar | None = None) -> str:
     return "another value" if other is not None and other.value_from is None else "a value"
 
 
-def _probes(router: RouterSpec) -> Document:
+def _probes(pool: Pool) -> Document:
     """The three probes of a router.
 
     Ready: ``/health`` says that a request could be answered, so a new router gets none before it has found the engines.
     Alive: the router answers at all, for a pool without engines is no fault of its routers. A kubelet takes any
     certificate, but writes no PROXY header: if one is required, readiness is asked at the internal port.
     """
+    router, over_tls = pool.spec.router, {"scheme": "HTTPS"}
     is_prefaced = router.proxies is not None and router.proxies.proxy_protocol is ProxyProtocol.REQUIRED
-    scheme = {"scheme": "HTTPS"} if router.tls is not None and not is_prefaced else {}
-    ready = {"httpGet": {"path": "/health", "port": INTERNAL if is_prefaced else HTTP, **scheme}}
-    alive = {"httpGet": {"path": "/", "port": INTERNAL}}
+    clients_port = {"port": HTTP, **(over_tls if router.tls else {})}
+    internal_port = {"port": INTERNAL, **(over_tls if pool.spec.tls else {})}
+    ready = {"httpGet": {"path": "/health", **(internal_port if is_prefaced else clients_port)}}
+    alive = {"httpGet": {"path": "/", **internal_port}}
     return {
         "startupProbe": {**alive, "periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 60},
         "readinessProbe": {**ready, "periodSeconds": 2, "timeoutSeconds": 2, "failureThreshold": 2},

@@ -18,6 +18,7 @@ from __future__ import annotations
 from base64 import b64encode
 
 from pdcluster_operator.core import names
+from pdcluster_operator.core.manifests import pool_tls
 from pdcluster_operator.core.manifests.pool import (
     ENGINE,
     HTTP,
@@ -66,13 +67,15 @@ def scaler_selector(pool: Pool, role: Role) -> str:
 def discovery_service(pool: Pool, role: Role, revision: str) -> Document:
     """The headless Service of one role and revision: of each instance it lists the pod that answers HTTP."""
     name = names.discovery_service_name(pool.name, role, revision)
+    port = {"name": HTTP, "port": PORT, "targetPort": HTTP, "protocol": "TCP"}
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": False,
         "selector": {**engine_selector(pool, role, revision), labels.LEADER: "true"},
-        "ports": [{"name": HTTP, "port": PORT, "targetPort": HTTP, "protocol": "TCP"}],
+        "ports": [port | pool_tls.app_protocol(pool)],
     }
-    return make_object(SERVICE, metadata_of(pool, name, role.value, role_labels(role, revision)), spec=spec)
+    extra = {**role_labels(role, revision), **pool_tls.service_labels(pool)}
+    return make_object(SERVICE, metadata_of(pool, name, role.value, extra), spec=spec)
 
 
 def role_budget(pool: Pool, role: Role, unavailable: int) -> Document:

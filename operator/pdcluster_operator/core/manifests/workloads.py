@@ -63,7 +63,14 @@ def revision_for(pool: Pool) -> str:
     transfer = {**spec.transfer.to_wire(), "protocol": spec.transfer_protocol.value, _OF_DECODE_ALONE: None}
     args = {role: pool.role(role).engine_args for role in Role}
     env = {role: {one.name: one.to_wire() for one in pool.role(role).env} for role in Role}
-    return revision_of(model=spec.model.to_wire(), image=spec.image, transfer=transfer, engine_args=args, env=env)
+    return revision_of(
+        model=spec.model.to_wire(),
+        image=spec.image,
+        transfer=transfer,
+        engine_args=args,
+        env=env,
+        tls=spec.tls.to_wire() if spec.tls else None,
+    )
 
 
 def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:

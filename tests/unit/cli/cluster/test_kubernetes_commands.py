@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -301,9 +301,12 @@ def test_a_file_that_is_not_there_is_named(typed: Typed) -> None:
 # ``pdcluster why``.
 
 
-def router_pod(api: ApiServer, name: str, cluster: str = "tiny", component: str = "router") -> None:
+def router_pod(
+    api: ApiServer, name: str, cluster: str = "tiny", component: str = "router", args: Sequence[str] = ()
+) -> None:
     labels = {"pdcluster.dev/cluster": cluster, "app.kubernetes.io/component": component}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}}
+    spec = {"containers": [{"name": component, "args": list(args)}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
     api.store.create(("pods", "default", name), pod)
 
 
@@ -323,6 +326,14 @@ def test_each_router_pod_of_a_pool_is_asked_through_the_api_server(api: ApiServe
     assert told.out.startswith("R/7 went well, 1970-01-01 00:00:01 UTC (told by b)")
     assert sorted(path for path in asked(api) if "/proxy/" in path) == [
         f"/api/v1/namespaces/default/pods/{name}:8001/proxy/pdcluster/requests" for name in "ab"
+    ]
+
+
+def test_the_api_server_asks_routers_with_tls_by_https(api: ApiServer, typed: Typed) -> None:
+    router_pod(api, "a", args=["--port=8000", "--internal-tls-cert=/etc/pdcluster/pool-tls/tls.crt"])
+    typed("why", "R/7", "--cluster", "tiny", status=2)
+    assert [path for path in asked(api) if "/proxy/" in path] == [
+        "/api/v1/namespaces/default/pods/https:a:8001/proxy/pdcluster/requests"
     ]
 
 

@@ -15,7 +15,7 @@ from pdcluster_cli.cluster.routers import Answers, ask_routers
 
 
 def ask(*urls: str, timeout_s: float = PATIENCE_S) -> Answers:
-    given = argparse.Namespace(cluster=None, url=list(urls))
+    given = argparse.Namespace(cluster=None, url=list(urls), tls_ca="", tls_cert="", tls_key="", tls_name="")
     return ask_routers(given, "/page", timeout_s)
 
 
@@ -83,4 +83,4 @@ def test_urls_that_are_none_are_told_beside_each_other() -> None:
     answers = ask(*urls)
     assert list(answers) == urls
     assert all(isinstance(said, str) and said.startswith("no answer: ") for said in answers.values())
-    assert "speaks http, not https" in str(answers["https://127.0.0.1:1"])
+    assert "speaks http or https, not ftp" in str(answers["ftp://x"])

@@ -72,6 +72,7 @@ def test_every_link_within_the_page_leads_somewhere_and_every_link_out_of_it() -
         ("PDCluster.spec.model", "servedName"),
         ("PDCluster.spec.roles.prefill.device", "kind"),
         ("PDCluster.spec.auth", "secretRef"),
+        ("PDCluster.spec", "tls"),
         ("PDRoleScaler.spec", "role"),
         ("PDRoleScaler.spec.clusterRef", "name"),
     ],
@@ -82,7 +83,7 @@ def test_what_cannot_change_is_marked(place: str, field: str) -> None:
 
 
 def test_nothing_else_is_marked() -> None:
-    assert PAGE.count("*Immutable.*") == 5
+    assert PAGE.count("*Immutable.*") == 6
 
 
 def test_both_roles_are_described_once() -> None:

@@ -42,6 +42,7 @@ def revision(
     decode: dict[str, Json] | None = None,
     prefill_env: dict[str, Json] | None = None,
     decode_env: dict[str, Json] | None = None,
+    tls: dict[str, Json] | None = None,
 ) -> str:
     """Of a plain cluster with these changes."""
     return revision_of(
@@ -50,6 +51,7 @@ def revision(
         transfer={**TRANSFER, **(transfer or {})},
         engine_args={Role.PREFILL: {**ARGS, **(prefill or {})}, Role.DECODE: {**ARGS, **(decode or {})}},
         env={Role.PREFILL: prefill_env or {}, Role.DECODE: decode_env or {}},
+        tls=tls,
     )
 
 
@@ -64,6 +66,7 @@ def revision(
         pytest.param(revision(decode={"block-size": "16"}), id="block size of one"),
         pytest.param(revision(prefill_env={LAYOUT: "SD"}, decode_env={LAYOUT: "SD"}), id="a layout of both"),
         pytest.param(revision(decode_env={LAYOUT: "SD"}), id="a layout of one"),
+        pytest.param(revision(tls={"secretName": "a"}), id="TLS"),
     ],
 )
 def test_what_both_roles_share_moves_the_revision(changed: str) -> None:

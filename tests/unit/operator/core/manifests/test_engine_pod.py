@@ -39,8 +39,10 @@ ASCEND = {
 NODES = {**both("device", {"kind": "cuda"}), **both("parallelism.tensor", 16), **both("nodesPerInstance", 2)}
 
 SPLIT = both("parallelism", {"tensor": 2, "pipeline": 2, "data": 2})
+INSIDE: dict[str, Any] = {"spec.tls": {"secretName": "inside"}}
 WRITTEN = [
     *((SPLIT, role, PodPlace.ALONE) for role in Role),
+    *((INSIDE, role, PodPlace.ALONE) for role in Role),
     *((NODES, role, place) for role in Role for place in (PodPlace.LEADER, PodPlace.WORKER)),
 ]
 
@@ -73,7 +75,7 @@ def test_what_the_operator_writes_nobody_else_may_give() -> None:
     pods = [pod({**changes, "spec.model.revision": "v1"}, role, place) for changes, role, place in WRITTEN]
     words = [word for template in pods for word in engine(template)["args"] if word.startswith("--")]
     written = {word.removeprefix("--").partition("=")[0] for word in words}
-    assert {"port", "node-rank", "headless", "data-parallel-size"} <= written
+    assert {"port", "node-rank", "headless", "data-parallel-size", "ssl-cert-reqs"} <= written
     assert written <= {*SET_ELSEWHERE, ON_ONE_NODE}
 
 

@@ -1,0 +1,133 @@
+"""``pdcluster mirror``: starts an engine beside a copy of its certificate that follows the Secret.
+
+    mounted Secret, links that are replaced --a child process--> files that are written in place --inotify--> vLLM
+
+vLLM's ``--enable-ssl-refresh`` (0.32, ``entrypoints/launchers/utils/ssl.py``) watches files by inotify, which follows a
+file and not its name. Of a mounted Secret it sees the first renewal only: what it watches is deleted then. It sees each
+write in place. The engine takes the place of this process, so that it gets the pod's signals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import ssl
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pdcluster_cli import numbers
+from pdcluster_cli.commands import SUBCOMMANDS
+
+DEFAULT_INTERVAL_S: Final = 3.0
+CERT: Final = "tls.crt"
+KEY: Final = "tls.key"
+CA: Final = "ca.crt"
+_PUBLISHED: Final = "..data"
+"""Kubernetes' link to the folder of now in a mounted Secret: all files change at once with it."""
+
+
+class NotCopied(Exception):
+    """The folder's files are no certificate for a server. The message says why."""
+
+
+@dataclass(slots=True)
+class Mirror:
+    """The copy of three files, as they were when they were last usable. One owner."""
+
+    source: Path
+    target: Path
+    _copied: dict[str, bytes] = field(default_factory=dict)
+
+    def update(self) -> bool:
+        """Whether the copy was written anew. It is not touched where nothing has changed.
+
+        Raises:
+            NotCopied: A file cannot be read or written, or certificate and key are no pair. The copy stays as it is.
+        """
+        published = self.source / _PUBLISHED
+        folder = published.resolve() if published.is_symlink() else self.source
+        try:
+            found = {name: (folder / name).read_bytes() for name in (KEY, CERT, CA)}
+            if found == self._copied:
+                return False
+            _check(folder)
+            for name, content in found.items():
+                _write_in_place(self.target / name, content)
+        except OSError as error:  # ssl.SSLError is one.
+            raise NotCopied(f"the certificate in {self.source} cannot be used: {error}") from error
+        self._copied = found
+        return True
+
+
+def main(words: Sequence[str]) -> int:
+    """Does not return if the engine starts. Exit status 2: its certificate cannot be used, or there is no program."""
+    given = make_parser().parse_args(words)
+    mirror = Mirror(given.source, given.target)
+    try:
+        mirror.update()
+        engine = os.getpid()
+        if os.fork() == 0:
+            _follow(mirror, engine, given.interval_s)
+        os.execvp(given.command[0], given.command)  # noqa: S606 - it is what this command is for
+    except (NotCopied, OSError) as error:
+        _say(str(error))
+        return 2
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser. Running pods have its options in their templates: to rename one would restart every engine."""
+    parser = argparse.ArgumentParser(prog="pdcluster mirror", description=SUBCOMMANDS["mirror"].help)
+    add = parser.add_argument
+    add("--source", type=Path, required=True, metavar="FOLDER", help=f"with {CERT}, {KEY} and {CA}: a mounted Secret")
+    add("--target", type=Path, required=True, metavar="FOLDER", help="for the copy: one in memory, for it has the key")
+    told = f"seconds between two looks at the source (default: {DEFAULT_INTERVAL_S:g})"
+    add("--interval-s", type=numbers.seconds(0.01, 3600), default=DEFAULT_INTERVAL_S, help=told)
+    add("command", nargs="+", metavar="COMMAND", help="the engine's command line, behind --")
+    return parser
+
+
+def _follow(mirror: Mirror, engine: int, interval_s: float) -> None:
+    """The child process: update the copy until the engine has ended. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    told = ""
+    while os.getppid() == engine:
+        time.sleep(interval_s)
+        try:
+            if mirror.update():
+                _say("the certificate has changed, and its copy too")
+            told = ""
+        except NotCopied as error:
+            if str(error) != told:
+                _say(f"{error}; the engine keeps the one that it has")
+            told = str(error)
+    os._exit(0)
+
+
+def _check(folder: Path) -> None:
+    """Raises: OSError: OpenSSL would not take the files."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / CERT, folder / KEY, password=_no_password)
+    context.load_verify_locations(folder / CA)
+
+
+def _no_password() -> str:
+    """Without it OpenSSL would ask for a password at the terminal."""
+    return ""
+
+
+def _write_in_place(path: Path, content: bytes) -> None:
+    """The file has this content, and is the same file as before. Only its owner may read it."""
+    if not path.exists():
+        path.touch(mode=0o600)
+    with path.open("r+b") as file:
+        file.write(content)
+        file.truncate()
+
+
+def _say(line: str) -> None:
+    print(f"pdcluster mirror: {line}", file=sys.stderr, flush=True)

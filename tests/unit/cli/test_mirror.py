@@ -1,0 +1,109 @@
+"""An engine's certificate is copied as its mounted Secret changes, into the same files, and never a broken one."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fakes.certificates import Authority
+from fakes.mounted_secret import MountedSecret
+from patience import PATIENCE_S
+from pdcluster_cli.pod.mirror import Mirror, NotCopied, main
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority.crt")
+
+
+@pytest.fixture
+def secret(tmp_path: Path, authority: Authority) -> MountedSecret:
+    return MountedSecret(tmp_path / "secret", authority, authority.issue())
+
+
+@pytest.fixture
+def copies(tmp_path: Path) -> Path:
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    return folder
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_each_renewal_is_written_into_the_same_files_which_only_their_owner_reads(
+    secret: MountedSecret, copies: Path, authority: Authority
+) -> None:
+    mirror = Mirror(secret.folder, copies)
+    assert mirror.update()
+    files = {path.name: path.stat().st_ino for path in copies.iterdir()}
+    for _ in range(3):
+        assert not mirror.update()
+        secret.publish(authority.issue())
+        assert mirror.update()
+        assert content_of(copies) == secret.content()
+        assert {path.name: path.stat().st_ino for path in copies.iterdir()} == files
+    assert {path.stat().st_mode & 0o777 for path in copies.iterdir()} == {0o600}
+
+
+def test_a_shorter_certificate_leaves_nothing_of_the_longer_one(
+    secret: MountedSecret, copies: Path, authority: Authority
+) -> None:
+    mirror = Mirror(secret.folder, copies)
+    secret.publish(authority.issue(issuer=authority.middle()))
+    mirror.update()
+    secret.publish(authority.issue())
+    mirror.update()
+    assert content_of(copies) == secret.content()
+
+
+def test_what_is_no_pair_is_not_copied(secret: MountedSecret, copies: Path, authority: Authority) -> None:
+    mirror = Mirror(secret.folder, copies)
+    mirror.update()
+    good = content_of(copies)
+    secret.publish(authority.issue(), key=authority.issue())
+    with pytest.raises(NotCopied, match="KEY_VALUES_MISMATCH"):
+        mirror.update()
+    shutil.rmtree(secret.folder)
+    with pytest.raises(NotCopied, match="No such file or directory"):
+        mirror.update()
+    assert content_of(copies) == good
+
+
+def test_without_a_certificate_no_engine_is_started(
+    secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (secret.folder / "..data" / "ca.crt").unlink()
+    assert main(["--source", str(secret.folder), "--target", str(copies), "--", "false"]) == 2
+    assert "pdcluster mirror: the certificate in " in capsys.readouterr().err
+
+
+ENGINE = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
+
+
+def test_the_engine_is_this_process_and_its_end_is_the_copys_end(
+    secret: MountedSecret, copies: Path, authority: Authority
+) -> None:
+    words = ["mirror", "--source", str(secret.folder), "--target", str(copies), "--interval-s", "0.01"]
+    command = [sys.executable, "-m", "pdcluster_cli", *words, "--", sys.executable, "-c", ENGINE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        assert engine.stderr is not None
+        assert int(engine.stdout.readline()) == engine.pid
+        secret.publish(authority.issue())
+        assert b"the certificate has changed, and its copy too" in engine.stderr.readline()
+        assert content_of(copies) == secret.content()
+        secret.publish(authority.issue(), key=authority.issue())
+        assert b"the engine keeps the one that it has" in engine.stderr.readline()
+        engine.send_signal(signal.SIGTERM)
+        assert engine.wait(PATIENCE_S) == -signal.SIGTERM
+        began_at = time.monotonic()
+        assert engine.stderr.read() == b"", "the child had it open"
+        assert time.monotonic() - began_at < PATIENCE_S

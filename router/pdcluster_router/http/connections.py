@@ -133,6 +133,8 @@ class ConnectionPool:
     def _is_full(self) -> bool:
         """Whether requests hold all connections that they may. A connection that a probe holds does not count."""
         most = self._limits.max_connections
+        if len(self._all) + len(self._connecting) < most:
+            return False  # Nearly always: so many are not even there.
         return self.num_busy >= most and self.num_busy - len(self._busy_exempt()) >= most
 
     def _busy_exempt(self) -> list[Call]:
@@ -173,7 +175,10 @@ class ConnectionPool:
             call.fail(ResponseLost(f"cannot connect: {error}", is_unsent=True))
         else:
             del self._connecting[call]  # It counts as a connection now.
-            connection.send(request, call)
+            if connection.is_usable:
+                connection.send(request, call)
+            else:
+                call.fail(ResponseLost("the engine closed the new connection", is_unsent=True))
 
     async def _open_with_patience(self, deadline: float) -> Connection:
         """A new connection. Without a free descriptor each try closes an idle connection, for half a second at most.
@@ -189,7 +194,7 @@ class ConnectionPool:
             await asyncio.sleep(_DESCRIPTOR_PAUSE_S)
 
     async def _open(self, deadline: float) -> Connection:
-        connection = Connection(self._released, self._closed, self._loop)
+        connection = Connection(self._released, self._closed)
         wire = connection if self._door is None else EngineTls(self._door, connection, self._loop)
         is_open = False
         try:

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import DecodeParams, refusal_in
-from pdcluster_router.core.breaker import Blame, Era
+from pdcluster_router.core.breaker import FIRST_ERA, Blame
 from pdcluster_router.core.client_apis import ClientApi
 from pdcluster_router.core.dialect import Posted
 from pdcluster_router.core.membership import EngineState
@@ -62,7 +62,7 @@ class DecodeLeg:
         self.request = request
         self._num_prompt_tokens = request.body.estimated_prompt_tokens
         self._num_tokens = self._num_prompt_tokens + num_answer_tokens
-        self._era = Era(0)
+        self._era = FIRST_ERA
         self._num_asked = 0
         self._suspects: Suspects | None = None
         self._call: Call | None = None
@@ -201,7 +201,7 @@ class PrefillAttempts:
         self.request = request
         self._on_end = on_end
         self._engine: Engine | None = None
-        self._era = Era(0)
+        self._era = FIRST_ERA
         self._num_tokens = 0
         self._failed: list[Engine] = []
         self._num_asked = 0

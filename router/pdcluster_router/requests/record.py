@@ -32,6 +32,7 @@ _PREFILLS_LOCALLY: Final = Milestone.PREFILLS_LOCALLY.value
 _PREFILL_SENT: Final = Milestone.PREFILL_SENT.value
 _PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
 _FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
+_WORDS: Final[dict[Outcome | None, str]] = {None: "", **{outcome: outcome.value for outcome in Outcome}}
 """Names of their own: each request reads them, and an Enum's ``value`` is written in Python."""
 
 
@@ -42,6 +43,7 @@ class Record:
         "_attempt",
         "_client_address",
         "_decode",
+        "_decode_name",
         "_error",
         "_failures",
         "_is_local_prefill",
@@ -71,6 +73,7 @@ class Record:
         self._started_at = started_at
         self._attempt = 0
         self._decode: Engine | None = None
+        self._decode_name = ""
         self._prefill = ""
         self._num_decodes = self._num_prefills = 0
         self._failures: tuple[FailureKind, ...] = ()
@@ -95,6 +98,7 @@ class Record:
 
     def decode_sent(self, engine: Engine | None) -> None:
         self._decode = engine
+        self._decode_name = engine.name if engine is not None else ""
         self._num_decodes += 1
         self._note(_DECODE_SENT, self._services.now(), self._decode_name)
 
@@ -160,7 +164,7 @@ class Record:
 
     def row(self, ended_at_unix_s: float | None = None) -> KeptRow:
         """The row for ``pdcluster why``. ``ended_at_unix_s``: None: the request has not ended."""
-        line, decode, outcome = self._line, self._decode, self._outcome
+        line, decode = self._line, self._decode
         # By position: to name 18 arguments takes as long as all else here.
         return KeptRow(
             self._request_id,
@@ -175,7 +179,7 @@ class Record:
             (line.ended_at or self._services.now()) - line.received_at,
             self._started_at - line.received_at,
             line.status,
-            outcome.value if outcome is not None else "",
+            _WORDS[self._outcome],
             self._error,
             decode.revision if decode is not None else "",
             self._is_local_prefill,
@@ -192,17 +196,13 @@ class Record:
             failures=self._failures,
             left_queue_at=self._started_at,
             trace=self._line,
-            decode_engine=decode.name if decode is not None else "",
+            decode_engine=self._decode_name,
             prefill_engine=self._prefill,
             revision=decode.revision if decode is not None else "",
             is_local_prefill=self._is_local_prefill,
             num_decodes=self._num_decodes,
             num_prefills=self._num_prefills,
         )
-
-    @property
-    def _decode_name(self) -> str:
-        return self._decode.name if self._decode is not None else ""
 
     def _note(self, what: str, now: float, engine: str, attempt: int = 0) -> None:
         self._moments += (now - self._line.received_at, what, engine, attempt, "")

@@ -224,10 +224,11 @@ class Relay:
         num_before = self.num_bytes
         self.num_bytes = num_before + len(body)
         if self._state is _RELAYING:
-            if self._watch is None:
-                self._cycle.write(body)
-            else:
-                self._write_watched(self._watch, body)
+            passed = body if self._watch is None else self._watch.feed(body)
+            if passed:
+                self._cycle.write(passed)
+            if passed is not body:  # After an error its engine ends the stream as if all was well.
+                self._look_for_late_error()
             return
         if not num_before:
             self._owner.first_byte()
@@ -235,7 +236,8 @@ class Relay:
         self._look_at_the_beginning()
 
     def on_end(self) -> None:
-        head = self._known_head()
+        head = self._head
+        assert head is not None
         if self._state is _RELAYING:
             self._finish(head)
         elif head.status >= 400:
@@ -269,14 +271,6 @@ class Relay:
             self._release(head)
             self._finish(head)
 
-    def _write_watched(self, watch: ErrorWatch, body: bytes) -> None:
-        """Passes on the bytes before an error: after an error its engine ends the stream as if all was well."""
-        passed = watch.feed(body)
-        if passed:
-            self._cycle.write(passed)
-        if len(passed) < len(body):
-            self._look_for_late_error()
-
     def _look_for_late_error(self) -> None:
         message = self._watch.message() if self._watch is not None else None
         if message is not None:
@@ -309,7 +303,8 @@ class Relay:
         self._owner.answered(head.status)
 
     def _look_at_the_beginning(self) -> None:
-        head = self._known_head()
+        head = self._head
+        assert head is not None
         if head.status >= 400:
             if len(self._held) > MAX_ERROR_BYTES:
                 self._abandon(head.status, self._error_in(head), head)
@@ -359,7 +354,8 @@ class Relay:
         # A stream goes without decode's length, which counts neither comments nor an event that tells an error.
         length = None if self._is_event_stream else head.content_length
         self._cycle.start(head.status, self._lines_of(head), length, held)
-        self._look_for_late_error()
+        if self._watch is not None:
+            self._look_for_late_error()
 
     def _lines_of(self, head: ResponseHead) -> bytes:
         lines = b"".join([_LINE % header for header in head.headers if header[0] not in _OURS])
@@ -367,10 +363,6 @@ class Relay:
 
     def _is_good_stream(self, head: ResponseHead) -> bool:
         return self._is_event_stream and head.status == _OK
-
-    def _known_head(self) -> ResponseHead:
-        assert self._head is not None
-        return self._head
 
 
 _KEPT_ON_ERRORS: Final = frozenset((b"retry-after", b"www-authenticate"))

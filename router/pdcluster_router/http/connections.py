@@ -88,7 +88,7 @@ class ConnectionPool:
         call = Call(sink)
         if is_exempt:
             self._exempt = [*self._busy_exempt(), call]
-        elif self._is_full():
+        elif len(self._all) + len(self._connecting) >= self._limits.max_connections and self._is_full():
             reason = f"all {self._limits.max_connections} connections are in use"
             self._loop.call_soon(call.fail, ResponseLost(reason, is_unsent=True, is_ours=True))
             return call
@@ -133,8 +133,6 @@ class ConnectionPool:
     def _is_full(self) -> bool:
         """Whether requests hold all connections that they may. A connection that a probe holds does not count."""
         most = self._limits.max_connections
-        if len(self._all) + len(self._connecting) < most:
-            return False  # Nearly always: so many are not even there.
         return self.num_busy >= most and self.num_busy - len(self._busy_exempt()) >= most
 
     def _busy_exempt(self) -> list[Call]:

@@ -269,7 +269,7 @@ class ReadingProtocol(PausingProtocol):
             return
         if self.num_silent_bytes > self._max_header_bytes:
             self.refuse(headers_too_large(self._max_header_bytes))
-        elif len(self.headers) > MAX_HEADER_LINES:
+        elif self.is_in_message and len(self.headers) > MAX_HEADER_LINES:
             self.refuse(too_many_headers(MAX_HEADER_LINES))
         else:
             self.has_read()

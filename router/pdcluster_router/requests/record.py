@@ -32,8 +32,10 @@ _PREFILLS_LOCALLY: Final = Milestone.PREFILLS_LOCALLY.value
 _PREFILL_SENT: Final = Milestone.PREFILL_SENT.value
 _PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
 _FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
+_RESERVATION_SPAN, _PREFILL_SPAN, _FIRST_BYTE_SPAN, _TOTAL_SPAN = Span
 _WORDS: Final[dict[Outcome | None, str]] = {None: "", **{outcome: outcome.value for outcome in Outcome}}
-"""Names of their own: each request reads them, and an Enum's ``value`` is written in Python."""
+"""Names of their own: each request reads them. To find a member in its Enum takes Python 3.11 ten times as long, and an
+Enum's ``value`` is written in Python."""
 
 
 class Record:
@@ -80,6 +82,7 @@ class Record:
         self._outcome: Outcome | None = None
         self._error = ""
         self._moments: list[MomentPart] = []
+        """The fields of each moment, one after the other: seconds, what, engine, attempt, reason."""
         self._is_local_prefill = not request.has_transfer
         if self._is_local_prefill:
             services.metrics.num_local_prefills += 1
@@ -100,21 +103,21 @@ class Record:
         self._decode = engine
         self._decode_name = engine.name if engine is not None else ""
         self._num_decodes += 1
-        self._note(_DECODE_SENT, self._services.now(), self._decode_name)
+        self._moments += (self._services.now() - self._line.received_at, _DECODE_SENT, self._decode_name, 0, "")
 
     def reserved(self, reservation: Posted) -> None:
         self._line.reserved_at = now = self._services.now()
         self._line.prompt_tokens = reservation.num_prompt_tokens
         self._line.cached_tokens = reservation.remote_cached_tokens
         self._is_local_prefill = False  # The decode engine before may have set it, and then failed.
-        self._services.metrics.took(Span.RESERVATION, now - self._line.received_at)
-        self._note(_RESERVED, now, self._decode_name)
+        self._services.metrics.took(_RESERVATION_SPAN, now - self._line.received_at)
+        self._moments += (now - self._line.received_at, _RESERVED, self._decode_name, 0, "")
 
     def prefills_locally(self, said: LocalPrefill) -> None:
         self._line.prompt_tokens = said.num_prompt_tokens
         self._line.cached_tokens = said.num_prompt_tokens - said.num_local_tokens
         self._is_local_prefill = True
-        self._note(_PREFILLS_LOCALLY, self._services.now(), self._decode_name)
+        self._moments += (self._services.now() - self._line.received_at, _PREFILLS_LOCALLY, self._decode_name, 0, "")
 
     def prefill_sent(self, attempt: int, engine: str) -> None:
         self._attempt = attempt
@@ -122,19 +125,19 @@ class Record:
         self._num_prefills += 1
         self._line.prefill_sent_at = now = self._services.now()
         self._line.prefill_replied_at = None
-        self._note(_PREFILL_SENT, now, engine, attempt)
+        self._moments += (now - self._line.received_at, _PREFILL_SENT, engine, attempt, "")
 
     def prefill_replied(self, *, is_well: bool) -> None:
         """``is_well``: prefill says that it has done its part."""
         self._line.prefill_replied_at = now = self._services.now()
-        self._services.metrics.took(Span.PREFILL, now - (self._line.prefill_sent_at or now))
+        self._services.metrics.took(_PREFILL_SPAN, now - (self._line.prefill_sent_at or now))
         if is_well:
-            self._note(_PREFILL_REPLIED, now, self._prefill, self._attempt)
+            self._moments += (now - self._line.received_at, _PREFILL_REPLIED, self._prefill, self._attempt, "")
 
     def first_byte(self) -> None:
         self._line.first_byte_at = now = self._services.now()
-        self._services.metrics.took(Span.FIRST_BYTE, now - self._line.received_at)
-        self._note(_FIRST_BYTE, now, self._decode_name)
+        self._services.metrics.took(_FIRST_BYTE_SPAN, now - self._line.received_at)
+        self._moments += (now - self._line.received_at, _FIRST_BYTE, self._decode_name, 0, "")
 
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
         """The client has its answer, or has left. ``status``: that of its answer; None: it got no (whole) answer."""
@@ -143,7 +146,7 @@ class Record:
         self._outcome = outcome
         if error is not None:
             self._error = error.code if isinstance(error, ApiError) else ENGINE_ERROR
-        self._services.metrics.took(Span.TOTAL, now - self._line.received_at)
+        self._services.metrics.took(_TOTAL_SPAN, now - self._line.received_at)
         self._services.metrics.ended(outcome)
 
     def failed(self, kind: FailureKind, reason: str, engine: str = "") -> None:
@@ -154,7 +157,8 @@ class Record:
         self._services.failures.tell(Failure(kind, self._request_id, transfer_id, self._attempt, engine, reason))
 
     def write(self) -> None:
-        self._services.trace.write(self._line)
+        if self._services.trace.is_on:
+            self._services.trace.write(self._line)
         if self._services.kept.is_on:
             self._services.kept.keep(self.row(self._services.unix_now()), has_failed=bool(self._failures))
 
@@ -203,9 +207,6 @@ class Record:
             num_decodes=self._num_decodes,
             num_prefills=self._num_prefills,
         )
-
-    def _note(self, what: str, now: float, engine: str, attempt: int = 0) -> None:
-        self._moments += (now - self._line.received_at, what, engine, attempt, "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """Names for the things that travel between the parts.
 
-Everything is a ``NewType`` of ``str`` or ``int``: free at run time, distinct to the type checker.
+Everything is a ``NewType`` of ``str`` or ``int``, distinct to the type checker. To call one costs as much as to call a
+function that returns its argument.
 """
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Final, NewType
 
 RequestId = NewType("RequestId", str)
 """vLLM's own id of a request inside one engine. Differs between the prefill and the decode engine."""
@@ -15,6 +16,7 @@ TransferId = NewType("TransferId", str)
 
 Attempt = NewType("Attempt", int)
 """The number of a transfer's try, in [1, inf). Messages of an older attempt are ignored."""
+NO_ATTEMPT: Final = Attempt(0)
 
 EngineId = NewType("EngineId", str)
 """The configured name of one vLLM engine. Survives a restart."""

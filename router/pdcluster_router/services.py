@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from msgspec import UNSET
+
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import RouterPolicy
@@ -149,7 +151,7 @@ class Services:
             transfer_id=pairing.transfer_id,
             attempt=pairing.attempt,
             deadline_ms=self._left_ms(pairing.transfer_deadline),
-            wants_receipt=wants_receipt,
+            wants_receipt=wants_receipt or UNSET,
         )
         return self.dialect.decode_params(params)
 

@@ -35,6 +35,7 @@ METHODS = {
     uvicorn.Server: ("startup", "shutdown", "handle_exit", "capture_signals"),
 }
 PROTOCOL_HAS = ("parser", "transport", "flow", "cycle", "scope", "pipeline", "app", "loop", "server_state")
+PAUSING_HAS = ("timeout_keep_alive", "timeout_keep_alive_task")
 READING_HAS = ("url", "headers", "expect_100_continue", "client")
 CYCLE_HAS = ("more_body", "message_event", "disconnected", "response_started", "response_complete", "keep_alive")
 
@@ -58,7 +59,8 @@ async def test_a_connection_and_its_page_have_what_is_read() -> None:
     config.load()
     protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.on_message_begin()
-    assert [name for name in (*PROTOCOL_HAS, *READING_HAS) if not hasattr(protocol, name)] == []
+    assert protocol.server_state.total_requests == 0
+    assert [name for name in (*PROTOCOL_HAS, *PAUSING_HAS, *READING_HAS) if not hasattr(protocol, name)] == []
     declared = RequestResponseCycle.__init__.__code__.co_names
     assert [name for name in (*CYCLE_HAS, "on_response") if name not in declared] == []
 

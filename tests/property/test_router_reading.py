@@ -26,10 +26,13 @@ from pdcluster_router.settings import build_settings
 
 
 class Loop:
-    """Calls what is due when it is told to; timers never fire."""
+    """Calls what is due when it is told to; its time stands still."""
 
     def __init__(self) -> None:
         self.due: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+
+    def time(self) -> float:
+        return 0.0
 
     def call_soon(self, callback: Callable[..., None], *args: object) -> None:
         self.due.append((callback, args))
@@ -193,6 +196,17 @@ def test_a_request_in_single_bytes_is_answered_as_one_in_one_piece() -> None:
     upgrade = "connection: upgrade\r\nupgrade: h2c\r\nx-request-id: id\r\ncontent-length: "
     raw = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\n{upgrade}{len(NEXT)}\r\n\r\n{NEXT}".encode()
     assert answers_to([bytes([byte]) for byte in raw])[0] == answers_to([raw])[0]
+
+
+def test_a_pause_begins_with_an_answer_and_ends_with_the_next_byte() -> None:
+    loop = Loop()
+    connection = connected(EchoRouter(), loop, Transport())
+    for _ in range(2):
+        connection.data_received(NEXT.encode())
+        loop.run()
+        assert connection.idle_since is not None
+        connection.data_received(b"\r\n")
+        assert connection.idle_since is None
 
 
 class SlowParser(RouterProtocol):

@@ -101,7 +101,7 @@ class _AwaitedRequest:
     @property
     def must_be_pushed(self) -> bool:
         """Whether it wants a receipt; or it is refused, which vLLM can be told only while it waits for a push."""
-        return self.params is None or self.params.wants_receipt
+        return self.params is None or self.params.wants_receipt is True
 
 
 class DecodeScheduler:
@@ -166,7 +166,7 @@ class DecodeScheduler:
             return
         reservation = self._reservation(request_id, request, request.params, block_ids, external_tokens, now)
         request.reservation = reservation
-        expect = _expect(request_id, reservation, self._engine.groups, is_proof=request.params.wants_receipt)
+        expect = _expect(request_id, reservation, self._engine.groups, is_proof=request.params.wants_receipt is True)
         self._expects.append(expect)
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
@@ -192,7 +192,7 @@ class DecodeScheduler:
         # After the wait is over, to hang up would tell the router that decode has given prefill up.
         if not request.is_over:
             self._abort(request_id, request)
-        wants_receipt = request.params is not None and request.params.wants_receipt
+        wants_receipt = request.params is not None and request.params.wants_receipt is True
         if not wants_receipt:
             return None
         # With a receipt each rank has compared the content before it reported the request as received.

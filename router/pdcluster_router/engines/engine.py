@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 from pdcluster_protocol.errors import Unavailable
@@ -22,6 +23,7 @@ from pdcluster_router.http.connection import Call, Request, ResponseHead, Respon
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
 
 MAX_FETCHED_BYTES = 16 << 20
+_POST: Final = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class Engine:
 
     def began(self, era: Era) -> None:
         """A request of ``era`` gets its answer's first bytes, or the engine has done its part of it."""
-        if self.breaker.began(era):
+        breaker = self.breaker
+        if breaker.circuit is not CLOSED and breaker.began(era):
             self.load.start_slowly(now=self._now())
             self._on_breaker(self)
 
@@ -141,7 +144,7 @@ class Engine:
 
     def post(self, path: bytes, headers: bytes, body: Parts, sink: ResponseSink, *, fresh: bool = False) -> Call:
         """Start one POST. ``headers``: whole lines, without Host and Content-Length."""
-        head = self._post_head(path, headers, sum(map(len, body)))
+        head = _POST % (path, self._host, sum(map(len, body)), headers)
         return self.pool.send((head, *body), sink, fresh=fresh)
 
     async def probe(self, *, timeout_s: float) -> Sign:
@@ -164,7 +167,7 @@ class Engine:
         """
         request = self._get(path, headers)
         if body is not None:
-            request = (self._post_head(path.encode(), headers, len(body)), body)
+            request = (_POST % (path.encode(), self._host, len(body), headers), body)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._fetch_once(request)
@@ -188,9 +191,6 @@ class Engine:
 
     def _get(self, path: str, headers: bytes = b"") -> Request:
         return (b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers),)
-
-    def _post_head(self, path: bytes, headers: bytes, length: int) -> bytes:
-        return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n" % (path, self._host, length, headers)
 
     async def close(self) -> None:
         await self.pool.close()

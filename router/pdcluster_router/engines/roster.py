@@ -133,15 +133,15 @@ class Roster:
 
     def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
         """As ``Terms.place_decode``."""
-        if not tried:
-            return self._choose_first(request, None)
-        return self._choose_other(request, self._decode_tiers, tried)
+        if tried or None not in self._choosers:
+            return self._choose_other(request, self._decode_tiers, tried)
+        return self._choosers[None][1](request, now=self._now(), chance=random.random)
 
     def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         """As ``Terms.place_prefill``."""
-        if not tried:
-            return self._choose_first(request, revision)
-        return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)
+        if tried or revision not in self._choosers:
+            return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)
+        return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
         """The decode engine with the least to do, for a question that is no request; None when all were ``tried``."""
@@ -174,11 +174,6 @@ class Roster:
             self._timer.cancel()
         for engine in self.all_engines():
             await engine.close()
-
-    def _choose_first(self, request: RequestFacts, key: str | None) -> Engine | None:
-        """The choice where no engine was tried yet, by a chooser that was made before."""
-        found = self._choosers.get(key)
-        return found[1](request, now=self._now(), chance=random.random) if found else None
 
     def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Sequence[Engine]) -> Engine | None:
         engines = proven(left_of(tiers, tried))

@@ -17,7 +17,7 @@ from typing import Final
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.networks import parse_network
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core.apis.client_apis import MESSAGES, REQUEST_PATHS, ClientApi, api_of
+from pdcluster_router.core.apis.client_apis import API_OF, MESSAGES, REQUEST_PATHS
 from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     RefusedRequest,
@@ -29,7 +29,7 @@ from pdcluster_router.core.apis.openai_errors import (
 )
 from pdcluster_router.core.apis.request_head import ADDRESS_HEADERS, ID_HEADER, Headers, RequestHead, request_id_in
 from pdcluster_router.core.apis.rewrite import BadBody
-from pdcluster_router.core.apis.trace_context import remains_of, trace_id_in
+from pdcluster_router.core.apis.trace_context import TRACE_HEADER, remains_of, trace_id_in
 from pdcluster_router.core.clients.api_keys import KEY_HEADERS
 from pdcluster_router.core.clients.client_address import ClientAddresses
 from pdcluster_router.core.clients.room import Room
@@ -171,9 +171,7 @@ class Router:
         return cycle
 
     def admit(self, cycle: HotCycle) -> ApiError | None:
-        """The error for a hot request, as soon as its head is there; None: its body may be read."""
-        if cycle.is_for_engines:
-            return None
+        """The error for a client's hot request, as soon as its head is there; None: its body may be read."""
         cycle.on_refused = self._on_refused
         if self.access.keys is None:
             return None
@@ -221,11 +219,12 @@ class Router:
             return
         if self.access_log is not None and isinstance(cycle, LoggedCycle):
             cycle.asks_for(request.client, request.body.model, is_stream=request.body.is_stream)
-        admitted = self.access.enter(request.client, request.body.estimated_prompt_tokens, request.received_at)
-        if isinstance(admitted, ApiError):
-            self._limit(cycle, request, admitted)
-            return
-        cycle.slot = admitted
+        if self.access.keys is not None:
+            admitted = self.access.enter(request.client, request.body.estimated_prompt_tokens, request.received_at)
+            if isinstance(admitted, ApiError):
+                self._limit(cycle, request, admitted)
+                return
+            cycle.slot = admitted
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
         self.gate.enter(cycle, request)
@@ -262,27 +261,32 @@ class Router:
             cycle.keep_alive = False
             self.services.failures.tell(Failure(FailureKind.DRAINING))
             raise RefusedRequest(draining())
-        api = self._api_of(cycle.path)
+        api = API_OF[cycle.path]
+        if api is MESSAGES and (reason := self.services.dialect.no_messages):
+            raise RefusedRequest(messages_not_served(reason))
         received_at = self.services.now()
         headers, fields, client = cycle.head.headers, cycle.head.fields, cycle.client
         if cycle.keys is not self.access.keys:  # They have changed since its head was read.
             client = self._admitted_again(headers)
-        lines = [b"%b: %b\r\n" % header for header in headers if header[0] not in _NOT_FORWARDED]
-        lines.append(self.services.dialect.client_line(cycle.request_id))
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in _NOT_FORWARDED])
+        lines += self.services.dialect.client_line(cycle.request_id)
         if self.access.keys is not None or not KEY_HEADERS.isdisjoint(fields):
-            lines.append(self.access.line_for_engines(headers))
+            lines += self.access.line_for_engines(headers)
         try:
             body = api.parse(cycle.take_body())
         except BadBody as error:
             raise RefusedRequest(bad_request(str(error))) from error
+        timeouts = self._stream_timeouts if body.is_stream else self._plain_timeouts
+        if _TIMEOUT_HEADER in fields:
+            timeouts = _shortened(timeouts, _seconds(fields[_TIMEOUT_HEADER]))
         return ClientRequest(
             path=cycle.path,
-            headers=b"".join(lines),
+            headers=lines,
             request_id=cycle.request_id.decode("ascii"),
-            trace_id=trace_id_in(headers, fields),
+            trace_id=trace_id_in(headers, fields) if TRACE_HEADER in fields else "",
             api=api,
             body=body,
-            timeouts=self._timeouts(fields.get(_TIMEOUT_HEADER), is_stream=body.is_stream),
+            timeouts=timeouts,
             terms=self.services.terms,
             has_transfer=not body.needs_local_prefill,
             client=client,
@@ -290,25 +294,11 @@ class Router:
             received_at=received_at,
         )
 
-    def _api_of(self, path: bytes) -> ClientApi:
-        """Raises: RefusedRequest: These engines cannot serve it."""
-        api = api_of(path)
-        if api is MESSAGES and (reason := self.services.dialect.no_messages):
-            raise RefusedRequest(messages_not_served(reason))
-        return api
-
     def _admitted_again(self, headers: list[tuple[bytes, bytes]]) -> str:
         admitted = self.access.admit(headers)
         if isinstance(admitted, str):
             return admitted
         raise RefusedRequest(admitted)
-
-    def _timeouts(self, wanted: bytes | None, *, is_stream: bool) -> Timeouts:
-        usual = self._stream_timeouts if is_stream else self._plain_timeouts
-        if wanted is None:
-            return usual
-        seconds = _seconds(wanted)
-        return replace(usual, request_s=seconds if usual.request_s is None else min(usual.request_s, seconds))
 
 
 def _watches_of(*owners: Access | Certificate | EngineTrust | None) -> list[FileWatch]:
@@ -336,6 +326,10 @@ def _timeouts_in(settings: Settings, first_byte_s: float) -> Timeouts:
         idle_s=settings.idle_timeout_s,
         gone_s=settings.engine_gone_s,
     )
+
+
+def _shortened(usual: Timeouts, seconds: float) -> Timeouts:
+    return replace(usual, request_s=seconds if usual.request_s is None else min(usual.request_s, seconds))
 
 
 def _seconds(value: bytes) -> float:

@@ -278,17 +278,17 @@ class RouterProtocol(ReadingProtocol):
     def _begin_hot(self, path: bytes, head: RequestHead, version: str) -> None:
         router = self._router
         cycle = self._new_cycle(self, path, head, router.dispatch, router.room)
-        cycle.refusal = router.admit(cycle) or cycle.add_head(self.num_head_bytes())
-        if not self._is_internal and not head.request_id:
+        cycle.refusal = (None if self._is_internal else router.admit(cycle)) or cycle.add_head(self.num_head_bytes())
+        if not (self._is_internal or head.request_id):
             cycle.request_id = os.urandom(16).hex().encode()
         cycle.takes_chunks = version != "1.0"
         cycle.keep_alive = cycle.takes_chunks and self.parser.should_keep_alive()
         previous: RequestResponseCycle | None = self.cycle
-        self.cycle = cycle  # type: ignore[assignment]  # has all that the parent asks of a cycle
-        self._incoming = cycle
+        self.cycle = self._incoming = cycle  # type: ignore[assignment]  # has all that the parent asks of a cycle
         if previous is None or (previous.response_complete and not self._is_clogged):
             self._active = cycle
-            self._greet(cycle)
+            if cycle.refusal is not None or head.expects_continue or head.content_length > self._max_body_bytes:
+                self._greet(cycle)
         else:
             self._queue(cycle)
 

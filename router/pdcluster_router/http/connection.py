@@ -138,13 +138,11 @@ class Connection(asyncio.Protocol):
         self,
         on_released: Callable[[Connection], None],
         on_closed: Callable[[Connection], None],
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         """``on_released``: it can take another call. ``on_closed``: it is gone; comes exactly once."""
         self.idle_since = 0.0
         self._on_released = on_released
         self._on_closed = on_closed
-        self._loop = loop
         self._parser: httptools.HttpResponseParser
         """It is there while the connection is. It refers to us, so we are a reference cycle meanwhile."""
         self._call: Call | None = None
@@ -162,11 +160,9 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, request: Request, call: Call) -> None:
-        """The request is on its way; the response goes to ``call``. Only while idle."""
+        """The request is on its way; the response goes to ``call``. Only while idle and usable."""
         assert self._call is None
-        if self._transport is None or self._transport.is_closing():
-            self._loop.call_soon(call.fail, ResponseLost("the engine closed the new connection", is_unsent=True))
-            return
+        assert self._transport is not None
         self._call, call.connection = call, self
         num_bytes = sum(map(len, request))
         self._num_sent_bytes += num_bytes

@@ -88,7 +88,7 @@ class ConnectionPool:
         call = Call(sink)
         if is_exempt:
             self._exempt = [*self._busy_exempt(), call]
-        elif self._is_full():
+        elif len(self._all) + len(self._connecting) >= self._limits.max_connections and self._is_full():
             reason = f"all {self._limits.max_connections} connections are in use"
             self._loop.call_soon(call.fail, ResponseLost(reason, is_unsent=True, is_ours=True))
             return call
@@ -173,7 +173,10 @@ class ConnectionPool:
             call.fail(ResponseLost(f"cannot connect: {error}", is_unsent=True))
         else:
             del self._connecting[call]  # It counts as a connection now.
-            connection.send(request, call)
+            if connection.is_usable:
+                connection.send(request, call)
+            else:
+                call.fail(ResponseLost("the engine closed the new connection", is_unsent=True))
 
     async def _open_with_patience(self, deadline: float) -> Connection:
         """A new connection. Without a free descriptor each try closes an idle connection, for half a second at most.
@@ -189,7 +192,7 @@ class ConnectionPool:
             await asyncio.sleep(_DESCRIPTOR_PAUSE_S)
 
     async def _open(self, deadline: float) -> Connection:
-        connection = Connection(self._released, self._closed, self._loop)
+        connection = Connection(self._released, self._closed)
         wire = connection if self._door is None else EngineTls(self._door, connection, self._loop)
         is_open = False
         try:

@@ -218,15 +218,16 @@ class HotCycle:
 
     def add_body(self, part: bytes, max_body_bytes: int) -> ApiError | None:
         """Takes a part of the body. Returns the error if it is not taken: then nothing of the body is kept."""
-        self.num_body_bytes += len(part)
+        num_bytes = len(part)
+        self.num_body_bytes += num_bytes
         if self.num_body_bytes > max_body_bytes:
             self._drop()
             return body_too_large(max_body_bytes)
         clients_share = _CLIENTS if self.num_body_bytes <= SMALL_BYTES else _CLIENTS_LARGE
-        if not self._room.take(len(part), _ENGINES if self.is_for_engines else clients_share, self.holder):
+        if not self._room.take(num_bytes, _ENGINES if self.is_for_engines else clients_share, self.holder):
             self._drop()
             return no_room(self._room.max_bytes)
-        self._num_kept_bytes += len(part)
+        self._num_kept_bytes += num_bytes
         if not self._body:
             self._body = part
             return None
@@ -289,8 +290,10 @@ class HotCycle:
             framing, self.keep_alive, self._is_framed = b"", False, False
         closing = b"" if self.keep_alive else b"connection: close\r\n"
         named = b"x-request-id: %b\r\n" % self.request_id if self.request_id else b""
-        head = b"%b%b%b%b%b\r\n" % (_status_line(status), headers, named, framing, closing)
-        self._connection.write(head + self._framed(first))
+        line = STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status
+        if first and self._is_chunked:
+            first = b"%x\r\n%b\r\n" % (len(first), first)
+        self._connection.write(b"%b%b%b%b%b\r\n%b" % (line, headers, named, framing, closing, first))
 
     def write(self, body: bytes) -> None:
         """More of the answer. Not empty."""
@@ -364,9 +367,6 @@ class HotCycle:
         if owner is not None:
             owner.client_gone()
 
-    def _framed(self, body: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked and body else body
-
     def _is_over(self) -> None:
         self.response_complete = True
         self.source = None  # It refers to us.
@@ -393,7 +393,3 @@ def _is_handed_over(_: HotCycle) -> None:
 
 def _date_line() -> bytes:
     return b"date: %b\r\n" % formatdate(usegmt=True).encode()
-
-
-def _status_line(status: int) -> bytes:
-    return STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status

@@ -23,7 +23,7 @@ from typing import Any, Final
 import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from pdcluster_router.core.apis.openai_errors import (
@@ -36,6 +36,7 @@ from pdcluster_router.core.apis.openai_errors import (
 from pdcluster_router.core.apis.request_head import Headers, RequestHead, origin_form
 from pdcluster_router.core.clients.proxy_protocol import Origin, Preface
 from pdcluster_router.http.leavers import Leavers
+from pdcluster_router.http.pauses import PausingProtocol
 
 SLICE_BYTES: Final = 64 << 10
 """The most bytes of one connection that are parsed in one turn. Other connections have theirs in between."""
@@ -128,7 +129,7 @@ class _ToWhoIsThere:
             self._transport.write(data)
 
 
-class ReadingProtocol(HttpToolsProtocol):
+class ReadingProtocol(PausingProtocol):
     """One connection, as far as it is read. Event loop only."""
 
     def __init__(
@@ -256,7 +257,7 @@ class ReadingProtocol(HttpToolsProtocol):
             self.transport.resume_reading()
 
     def _read(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        self.idle_since = None
         self.num_silent_bytes += len(data)
         try:
             try:
@@ -268,7 +269,7 @@ class ReadingProtocol(HttpToolsProtocol):
             return
         if self.num_silent_bytes > self._max_header_bytes:
             self.refuse(headers_too_large(self._max_header_bytes))
-        elif len(self.headers) > MAX_HEADER_LINES:
+        elif self.is_in_message and len(self.headers) > MAX_HEADER_LINES:
             self.refuse(too_many_headers(MAX_HEADER_LINES))
         else:
             self.has_read()

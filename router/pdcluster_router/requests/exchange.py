@@ -208,8 +208,9 @@ class Exchange:
         for command in pairing.handle(event, now=self._services.now()):
             _CARRY_OUT[command](self)
         phase = pairing.phase
-        if WORK.get(phase) is not self._share.role:
-            self._share.move(WORK.get(phase))
+        role = WORK.get(phase)
+        if role is not self._share.role:
+            self._share.move(role)
         if phase is _DECODING:
             self._forget_body()  # Decode answers and prefill is over: nothing is sent again.
         elif phase in TERMINAL:
@@ -377,7 +378,7 @@ class Exchange:
     def _forget_body(self) -> None:
         """Frees the memory of a large body: the request itself may last as long as its answer."""
         self._cycle.forget()
-        if self._request.body.num_bytes <= LARGE_BODY_BYTES:
+        if self._cycle.num_body_bytes <= LARGE_BODY_BYTES:
             return
         self._request = self._decode.request = self._attempts.request = self._request.without_body()
 

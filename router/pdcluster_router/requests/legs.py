@@ -18,7 +18,7 @@ from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import DecodeParams, refusal_in
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.apis.rewrite import Parts
-from pdcluster_router.core.engines.breaker import Blame, Era
+from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
 from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Timeouts
@@ -62,7 +62,7 @@ class DecodeLeg:
         self.request = request
         self._num_prompt_tokens = request.body.estimated_prompt_tokens
         self._num_tokens = self._num_prompt_tokens + num_answer_tokens
-        self._era = Era(0)
+        self._era = FIRST_ERA
         self._num_asked = 0
         self._suspects: Suspects | None = None
         self._call: Call | None = None
@@ -201,7 +201,7 @@ class PrefillAttempts:
         self.request = request
         self._on_end = on_end
         self._engine: Engine | None = None
-        self._era = Era(0)
+        self._era = FIRST_ERA
         self._num_tokens = 0
         self._failed: list[Engine] = []
         self._num_asked = 0

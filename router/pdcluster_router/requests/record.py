@@ -32,7 +32,10 @@ _PREFILLS_LOCALLY: Final = Milestone.PREFILLS_LOCALLY.value
 _PREFILL_SENT: Final = Milestone.PREFILL_SENT.value
 _PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
 _FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
-"""Names of their own: each request reads them, and an Enum's ``value`` is written in Python."""
+_RESERVATION_SPAN, _PREFILL_SPAN, _FIRST_BYTE_SPAN, _TOTAL_SPAN = Span
+_WORDS: Final[dict[Outcome | None, str]] = {None: "", **{outcome: outcome.value for outcome in Outcome}}
+"""Names of their own: each request reads them. To find a member in its Enum takes Python 3.11 ten times as long, and an
+Enum's ``value`` is written in Python."""
 
 
 class Record:
@@ -42,6 +45,7 @@ class Record:
         "_attempt",
         "_client_address",
         "_decode",
+        "_decode_name",
         "_error",
         "_failures",
         "_is_local_prefill",
@@ -71,12 +75,14 @@ class Record:
         self._started_at = started_at
         self._attempt = 0
         self._decode: Engine | None = None
+        self._decode_name = ""
         self._prefill = ""
         self._num_decodes = self._num_prefills = 0
         self._failures: tuple[FailureKind, ...] = ()
         self._outcome: Outcome | None = None
         self._error = ""
         self._moments: list[MomentPart] = []
+        """The fields of each moment, one after the other: seconds, what, engine, attempt, reason."""
         self._is_local_prefill = not request.has_transfer
         if self._is_local_prefill:
             services.metrics.num_local_prefills += 1
@@ -95,22 +101,23 @@ class Record:
 
     def decode_sent(self, engine: Engine | None) -> None:
         self._decode = engine
+        self._decode_name = engine.name if engine is not None else ""
         self._num_decodes += 1
-        self._note(_DECODE_SENT, self._services.now(), self._decode_name)
+        self._moments += (self._services.now() - self._line.received_at, _DECODE_SENT, self._decode_name, 0, "")
 
     def reserved(self, reservation: Posted) -> None:
         self._line.reserved_at = now = self._services.now()
         self._line.prompt_tokens = reservation.num_prompt_tokens
         self._line.cached_tokens = reservation.remote_cached_tokens
         self._is_local_prefill = False  # The decode engine before may have set it, and then failed.
-        self._services.metrics.took(Span.RESERVATION, now - self._line.received_at)
-        self._note(_RESERVED, now, self._decode_name)
+        self._services.metrics.took(_RESERVATION_SPAN, now - self._line.received_at)
+        self._moments += (now - self._line.received_at, _RESERVED, self._decode_name, 0, "")
 
     def prefills_locally(self, said: LocalPrefill) -> None:
         self._line.prompt_tokens = said.num_prompt_tokens
         self._line.cached_tokens = said.num_prompt_tokens - said.num_local_tokens
         self._is_local_prefill = True
-        self._note(_PREFILLS_LOCALLY, self._services.now(), self._decode_name)
+        self._moments += (self._services.now() - self._line.received_at, _PREFILLS_LOCALLY, self._decode_name, 0, "")
 
     def prefill_sent(self, attempt: int, engine: str) -> None:
         self._attempt = attempt
@@ -118,19 +125,19 @@ class Record:
         self._num_prefills += 1
         self._line.prefill_sent_at = now = self._services.now()
         self._line.prefill_replied_at = None
-        self._note(_PREFILL_SENT, now, engine, attempt)
+        self._moments += (now - self._line.received_at, _PREFILL_SENT, engine, attempt, "")
 
     def prefill_replied(self, *, is_well: bool) -> None:
         """``is_well``: prefill says that it has done its part."""
         self._line.prefill_replied_at = now = self._services.now()
-        self._services.metrics.took(Span.PREFILL, now - (self._line.prefill_sent_at or now))
+        self._services.metrics.took(_PREFILL_SPAN, now - (self._line.prefill_sent_at or now))
         if is_well:
-            self._note(_PREFILL_REPLIED, now, self._prefill, self._attempt)
+            self._moments += (now - self._line.received_at, _PREFILL_REPLIED, self._prefill, self._attempt, "")
 
     def first_byte(self) -> None:
         self._line.first_byte_at = now = self._services.now()
-        self._services.metrics.took(Span.FIRST_BYTE, now - self._line.received_at)
-        self._note(_FIRST_BYTE, now, self._decode_name)
+        self._services.metrics.took(_FIRST_BYTE_SPAN, now - self._line.received_at)
+        self._moments += (now - self._line.received_at, _FIRST_BYTE, self._decode_name, 0, "")
 
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
         """The client has its answer, or has left. ``status``: that of its answer; None: it got no (whole) answer."""
@@ -139,7 +146,7 @@ class Record:
         self._outcome = outcome
         if error is not None:
             self._error = error.code if isinstance(error, ApiError) else ENGINE_ERROR
-        self._services.metrics.took(Span.TOTAL, now - self._line.received_at)
+        self._services.metrics.took(_TOTAL_SPAN, now - self._line.received_at)
         self._services.metrics.ended(outcome)
 
     def failed(self, kind: FailureKind, reason: str, engine: str = "") -> None:
@@ -150,7 +157,8 @@ class Record:
         self._services.failures.tell(Failure(kind, self._request_id, transfer_id, self._attempt, engine, reason))
 
     def write(self) -> None:
-        self._services.trace.write(self._line)
+        if self._services.trace.is_on:
+            self._services.trace.write(self._line)
         if self._services.kept.is_on:
             self._services.kept.keep(self.row(self._services.unix_now()), has_failed=bool(self._failures))
 
@@ -160,7 +168,7 @@ class Record:
 
     def row(self, ended_at_unix_s: float | None = None) -> KeptRow:
         """The row for ``pdcluster why``. ``ended_at_unix_s``: None: the request has not ended."""
-        line, decode, outcome = self._line, self._decode, self._outcome
+        line, decode = self._line, self._decode
         # By position: to name 18 arguments takes as long as all else here.
         return KeptRow(
             self._request_id,
@@ -175,7 +183,7 @@ class Record:
             (line.ended_at or self._services.now()) - line.received_at,
             self._started_at - line.received_at,
             line.status,
-            outcome.value if outcome is not None else "",
+            _WORDS[self._outcome],
             self._error,
             decode.revision if decode is not None else "",
             self._is_local_prefill,
@@ -192,20 +200,13 @@ class Record:
             failures=self._failures,
             left_queue_at=self._started_at,
             trace=self._line,
-            decode_engine=decode.name if decode is not None else "",
+            decode_engine=self._decode_name,
             prefill_engine=self._prefill,
             revision=decode.revision if decode is not None else "",
             is_local_prefill=self._is_local_prefill,
             num_decodes=self._num_decodes,
             num_prefills=self._num_prefills,
         )
-
-    @property
-    def _decode_name(self) -> str:
-        return self._decode.name if self._decode is not None else ""
-
-    def _note(self, what: str, now: float, engine: str, attempt: int = 0) -> None:
-        self._moments += (now - self._line.received_at, what, engine, attempt, "")
 
 
 @dataclass(frozen=True, slots=True)

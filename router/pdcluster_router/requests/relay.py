@@ -93,8 +93,8 @@ class _State(Enum):
     OVER = auto()
 
 
-_RELAYING: Final = _State.RELAYING
-"""Each event of a stream asks for it, and to find a member in its Enum takes Python 3.11 ten times as long."""
+_HOLDING, _RELAYING, _OVER = _State
+"""Names of their own: to find a member in its Enum takes Python 3.11 ten times as long."""
 
 
 class Relay:
@@ -138,7 +138,7 @@ class Relay:
         self._num_seen_bytes = 0
         self.quiet_since = now
         """When ``has_moved`` last found new bytes, or that the client was too slow for more; monotonic seconds."""
-        self._state = _State.HOLDING
+        self._state = _HOLDING
         self._watch: ErrorWatch | None = None
         cycle.source = self
 
@@ -148,11 +148,11 @@ class Relay:
 
     def fail(self, error: ApiError) -> None:
         """The client learns of ``error``: as the answer, or, when that has begun, as its last event and a cut."""
-        if self._state is _State.OVER or self._cycle.response_complete:
+        if self._state is _OVER or self._cycle.response_complete:
             return
         is_stream = self._state is _RELAYING and self._is_event_stream
         has_begun = self._state is _RELAYING
-        self._state = _State.OVER
+        self._state = _OVER
         if not has_begun:
             self._cycle.answer_error(error)
         else:
@@ -160,7 +160,7 @@ class Relay:
 
     def refuse(self, refusal: DecodeRefusal) -> None:
         """The client gets decode's own error."""
-        self._state = _State.OVER
+        self._state = _OVER
         if not self._cycle.response_complete:
             self._cycle.refuse(refusal.status, refusal.body, refusal.headers)
 
@@ -174,16 +174,16 @@ class Relay:
 
     def lose(self, reason: str) -> None:
         """Gives decode's answer up, unless it is over."""
-        if self._state is not _State.OVER:
+        if self._state is not _OVER:
             self._lose(ResponseLost(reason))
 
     def stop(self) -> None:
         """There is no client any more."""
-        self._state = _State.OVER
+        self._state = _OVER
 
     def close(self) -> None:
         """The request is over, or another relay serves it."""
-        self._state = _State.OVER
+        self._state = _OVER
         self._call = None  # It refers to us.
 
     def pause(self) -> None:
@@ -224,10 +224,11 @@ class Relay:
         num_before = self.num_bytes
         self.num_bytes = num_before + len(body)
         if self._state is _RELAYING:
-            if self._watch is None:
-                self._cycle.write(body)
-            else:
-                self._write_watched(self._watch, body)
+            passed = body if self._watch is None else self._watch.feed(body)
+            if passed:
+                self._cycle.write(passed)
+            if passed is not body:  # After an error its engine ends the stream as if all was well.
+                self._look_for_late_error()
             return
         if not num_before:
             self._owner.first_byte()
@@ -235,7 +236,8 @@ class Relay:
         self._look_at_the_beginning()
 
     def on_end(self) -> None:
-        head = self._known_head()
+        head = self._head
+        assert head is not None
         if self._state is _RELAYING:
             self._finish(head)
         elif head.status >= 400:
@@ -269,14 +271,6 @@ class Relay:
             self._release(head)
             self._finish(head)
 
-    def _write_watched(self, watch: ErrorWatch, body: bytes) -> None:
-        """Passes on the bytes before an error: after an error its engine ends the stream as if all was well."""
-        passed = watch.feed(body)
-        if passed:
-            self._cycle.write(passed)
-        if len(passed) < len(body):
-            self._look_for_late_error()
-
     def _look_for_late_error(self) -> None:
         message = self._watch.message() if self._watch is not None else None
         if message is not None:
@@ -302,14 +296,15 @@ class Relay:
     def _finish(self, head: ResponseHead) -> None:
         if self._watch is not None and (problem := self._watch.problem_at_end()):
             self._break_off(problem)
-        if self._state is _State.OVER:
+        if self._state is _OVER:
             return  # It has broken off already.
-        self._state = _State.OVER
+        self._state = _OVER
         self._cycle.end()
         self._owner.answered(head.status)
 
     def _look_at_the_beginning(self) -> None:
-        head = self._known_head()
+        head = self._head
+        assert head is not None
         if head.status >= 400:
             if len(self._held) > MAX_ERROR_BYTES:
                 self._abandon(head.status, self._error_in(head), head)
@@ -359,7 +354,8 @@ class Relay:
         # A stream goes without decode's length, which counts neither comments nor an event that tells an error.
         length = None if self._is_event_stream else head.content_length
         self._cycle.start(head.status, self._lines_of(head), length, held)
-        self._look_for_late_error()
+        if self._watch is not None:
+            self._look_for_late_error()
 
     def _lines_of(self, head: ResponseHead) -> bytes:
         lines = b"".join([_LINE % header for header in head.headers if header[0] not in _OURS])
@@ -367,10 +363,6 @@ class Relay:
 
     def _is_good_stream(self, head: ResponseHead) -> bool:
         return self._is_event_stream and head.status == _OK
-
-    def _known_head(self) -> ResponseHead:
-        assert self._head is not None
-        return self._head
 
 
 _KEPT_ON_ERRORS: Final = frozenset((b"retry-after", b"www-authenticate"))

@@ -23,7 +23,7 @@ from typing import Final
 
 import msgspec
 
-from pdcluster_protocol.ids import Attempt, TransferId
+from pdcluster_protocol.ids import NO_ATTEMPT, TransferId
 from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed, succeeded
 from pdcluster_protocol.params import LocalPrefill
 from pdcluster_router.core.apis.openai_errors import prefill_failed
@@ -138,7 +138,7 @@ class ReservationCalls:
 
 def _blocks_of(reservation: Posted) -> Posted:
     """The part that stays the same when decode posts again: all but the lost attempt and the time that is left."""
-    return msgspec.structs.replace(reservation, lost_attempt=Attempt(0), lost_reason="", deadline_ms=0)
+    return msgspec.structs.replace(reservation, lost_attempt=NO_ATTEMPT, lost_reason="", deadline_ms=0)
 
 
 class _OpenCall:
@@ -163,7 +163,7 @@ class _OpenCall:
 def refusal_of(reservation: Posted, calls: ReservationCalls, pairing: Pairing, action: Action) -> PrefillOutcome | None:
     """Why this call cannot be taken; None: it can. ``action``: what decode shall do when prefill has failed."""
     lost = reservation.lost_attempt
-    newest = Attempt(0) if calls.reservation is None else pairing.attempt
+    newest = NO_ATTEMPT if calls.reservation is None else pairing.attempt
     if reservation.attempt != FIRST_ATTEMPT:
         return failed(f"attempt {reservation.attempt} of this transfer is not running")
     if not calls.fits(reservation):

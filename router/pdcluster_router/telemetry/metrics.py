@@ -29,7 +29,6 @@ from pdcluster_router.telemetry.failures import FailureKind
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _PREFIX = "pdcluster_router_"
-_MANY = 256
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -134,10 +133,9 @@ class Metrics:
         self._ejected[role] += 1
 
     def took(self, span: Span, seconds: float) -> None:
-        times = self._seconds[span].times
-        times.append(seconds)
-        if len(times) >= _MANY:
-            self._seconds[span].count()
+        one = self._seconds[span]
+        one.counts[bisect_left(_SECONDS, seconds)] += 1
+        one.total += seconds
 
     def watch_in_flight(self, count: Callable[[], float]) -> None:
         """``count`` is called when the metrics are read: nothing is counted on the hot path."""
@@ -257,24 +255,13 @@ class _Total(Collector):
 
 
 class _Seconds:
-    """How long one span took: ``counts`` has one number for each bucket, and one for all longer times.
+    """How long one span took: ``counts`` has one number for each bucket, and one for all longer times."""
 
-    A request only notes its time. Times are counted when the metrics are read, or when there are many.
-    """
-
-    __slots__ = ("counts", "times", "total")
+    __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
         self.counts = [0] * (len(_SECONDS) + 1)
-        self.times: list[float] = []
-        """Seconds that are not counted yet."""
         self.total = 0.0
-
-    def count(self) -> None:
-        for seconds in self.times:
-            self.counts[bisect_left(_SECONDS, seconds)] += 1
-        self.total += sum(self.times)
-        self.times.clear()
 
 
 class _SpanSeconds(Collector):
@@ -291,7 +278,6 @@ class _SpanSeconds(Collector):
         )
         bounds = [*map(str, _SECONDS), "+Inf"]
         for span, one in self._seconds.items():
-            one.count()
             buckets = list(zip(bounds, accumulate(one.counts), strict=True))
             family.add_metric((span.value,), buckets, sum_value=one.total)
         yield family

@@ -20,6 +20,7 @@ class TraceFile:
         Raises:
             ConfigError: It cannot be written.
         """
+        self.is_on = path is not None
         self._file = None if path is None else LineFile(path, "--trace-file", count_lost)
 
     def write(self, line: RequestTrace) -> None:

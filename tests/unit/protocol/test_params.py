@@ -22,10 +22,12 @@ from pdcluster_protocol.params import (
     SideChannelAddress,
     check_seal,
     digest_tokens,
+    parse_call,
     parse_decode_params,
     parse_reservation,
     receipt_in,
     refusal_in,
+    reservation_in,
     sealed,
     to_wire,
 )
@@ -98,6 +100,57 @@ def test_the_routers_instructions_survive_json(params: DecodeParams) -> None:
 @given(any_message(Reservation, version=OURS).map(address_each_rank))
 def test_a_reservation_survives_json(reservation: Reservation) -> None:
     assert parse_reservation(over_json(reservation)) == reservation
+
+
+@given(any_message(Reservation, version=OURS).map(address_each_rank), st.booleans())
+def test_a_reservation_is_the_same_straight_from_its_bytes(reservation: Reservation, is_ascii: bool) -> None:
+    call = json.dumps(to_wire(reservation), ensure_ascii=is_ascii).encode()
+    assert reservation_in(call) == parse_call(json.loads(call)) == reservation
+
+
+WIRE: Final = to_wire(RESERVATION)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {**WIRE, "version": PARAMS_VERSION + 1},
+        {**WIRE, "version": "1"},
+        {**WIRE, "version": True},
+        {name: value for name, value in WIRE.items() if name != "version"},
+        {**WIRE, "lost_reason": "version"} | {"version": None},
+        {**{name: value for name, value in WIRE.items() if name != "version"}, "lost_reason": '"version":1'},
+        {**{name: value for name, value in WIRE.items() if name != "version"}, 'x"version': 1},
+        {**WIRE, "colour": "red"},
+        {**WIRE, "num_local_tokens": 7},
+        {**WIRE, "request_id": "half \ud800"},
+        {**WIRE, "half \ud800": 1},
+        {**WIRE, "remote_port": 5600.0},
+        {**WIRE, "remote_block_size": 1 << 70},
+        [WIRE],
+        None,
+    ],
+)
+def test_what_is_no_whole_reservation_is_left_to_the_slow_way(said: object) -> None:
+    assert reservation_in(json.dumps(said).encode()) is None
+
+
+@pytest.mark.parametrize(
+    "call", [b"", b"\xef\xbb\xbf{}", b'{"version":1', b'"version":\xff', b"[" * 100_000 + b'"version":']
+)
+def test_what_is_no_json_is_left_to_the_slow_way(call: bytes) -> None:
+    assert reservation_in(call) is None
+
+
+def test_bytes_that_are_no_utf_8_are_left_to_the_slow_way() -> None:
+    call = json.dumps(WIRE).encode()
+    assert reservation_in(call) == RESERVATION
+    assert reservation_in(call.replace(b"chatcmpl-1", b"chatcmpl-\xff")) is None
+
+
+def test_fields_that_do_not_fit_together_are_refused_straight_away() -> None:
+    with pytest.raises(ProtocolError, match="named one side channel for several of its 2 ranks"):
+        reservation_in(json.dumps({**WIRE, "remote_side_channels": [["h", 1, "b"]] * 2}).encode())
 
 
 def test_decode_is_told_to_wait_and_prefill_to_push() -> None:

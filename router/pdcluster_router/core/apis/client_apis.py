@@ -62,7 +62,8 @@ MESSAGES: Final = ClientApi(
 )
 
 MESSAGES_PATH: Final = b"/v1/messages"
-REQUEST_PATHS: Final = frozenset((b"/v1/chat/completions", b"/v1/completions", MESSAGES_PATH))
+API_OF: Final = {b"/v1/chat/completions": OPENAI, b"/v1/completions": OPENAI, MESSAGES_PATH: MESSAGES}
+REQUEST_PATHS: Final = frozenset(API_OF)
 """A POST to one of these paths is served by a prefill and a decode engine."""
 
 

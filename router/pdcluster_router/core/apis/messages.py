@@ -82,7 +82,8 @@ def parse_messages(raw: Bytes) -> MessagesBody:
     ours = [b'"ec_transfer_params":null'] if said.ec_transfer_params is not ABSENT else []
     if _names_a_tool(said.tool_choice):
         ours.append(_ANY_TOOL)
-    return MessagesBody(raw, begin, raw.rindex(b"}"), said, estimate_prompt_tokens(raw), tuple(ours))
+    is_stream, num_tokens = bytes(said.stream) == b"true", estimate_prompt_tokens(raw)
+    return MessagesBody(raw, begin, raw.rindex(b"}"), said, is_stream, num_tokens, tuple(ours))
 
 
 def first_event(stream: Bytes) -> tuple[int, int]:

@@ -38,7 +38,6 @@ ADDRESS_HEADERS: Final = frozenset(
 """Headers in which proxies tell a client's address. A client cannot remove one by naming it in ``Connection``. Engines
 get none of them."""
 _KEPT_OPTIONS: Final = frozenset((b"keep-alive", b"close", b"", *ADDRESS_HEADERS))
-_LOOKED_INTO: Final = frozenset((b"expect", ID_HEADER))
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -63,16 +62,17 @@ def read_head(version: str, headers: Headers) -> RequestHead:
         RefusedRequest: It has two Host headers, none (except in HTTP/1.0), or an Expect other than ``100-continue``.
     """
     fields = dict(headers)
-    is_plain = len(fields) == len(headers) and fields.get(b"connection", b"") in _KEPT_OPTIONS
-    if is_plain and b"host" in fields and _LOOKED_INTO.isdisjoint(fields):
-        return RequestHead(headers, fields, int(fields.get(b"content-length", 0)), False, b"")
+    num_bytes = int(fields[b"content-length"]) if b"content-length" in fields else 0
+    is_plain = len(fields) == len(headers) and (b"connection" not in fields or fields[b"connection"] in _KEPT_OPTIONS)
+    if is_plain and b"host" in fields and b"expect" not in fields and ID_HEADER not in fields:
+        return RequestHead(headers, fields, num_bytes, False, b"")
     if b"host" not in fields and version != "1.0":
         raise RefusedRequest(bad_request("the request has no Host header", "invalid_http"))
     _check_repeated(headers)
     expected = fields.get(b"expect")
     if expected is not None and expected.lower() != b"100-continue":
         raise RefusedRequest(expectation_failed(expected.decode("latin-1")))
-    num_bytes, given_id = int(fields.get(b"content-length", 0)), fields.get(ID_HEADER)
+    given_id = fields.get(ID_HEADER)
     if not is_plain:
         headers = without_hop(headers)
         fields = dict(headers)

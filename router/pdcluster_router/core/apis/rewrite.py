@@ -20,10 +20,9 @@ from operator import attrgetter
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
-import orjson
 
 from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.params import DecodeParams, Reservation, to_wire
+from pdcluster_protocol.params import DecodeParams, Reservation
 from pdcluster_router.core.apis.estimate import estimate_prompt_tokens, tokens_of_text
 
 Bytes: TypeAlias = bytes | bytearray
@@ -113,16 +112,13 @@ class ClientBody(msgspec.Struct, frozen=True):
     _begin: int
     _end: int
     _said: Said
+    is_stream: bool
     estimated_prompt_tokens: int
     """About how many tokens there are to prefill, at least 1: ``core/apis/estimate.py``."""
 
     @property
     def num_bytes(self) -> int:
         return len(self._raw)
-
-    @property
-    def is_stream(self) -> bool:
-        return bytes(self._said.stream) == b"true"
 
     @property
     def needs_local_prefill(self) -> bool:
@@ -184,8 +180,7 @@ class ClientBody(msgspec.Struct, frozen=True):
     def forgotten(self) -> ClientBody:
         """The facts that are still needed when no engine will be sent the body: its length in tokens, and whether the
         answer is streamed."""
-        said = Said(stream=self._said.stream.copy())  # A copy, for it shows a part of the whole.
-        return ClientBody(b"", 0, 0, said, self.estimated_prompt_tokens)
+        return ClientBody(b"", 0, 0, _FORGOTTEN, self.is_stream, self.estimated_prompt_tokens)
 
     def _one_token(self) -> list[bytes]:
         """Keys that make prefill's answer one token, with nothing that only the client's answer needs."""
@@ -200,7 +195,7 @@ class ClientBody(msgspec.Struct, frozen=True):
         head = memoryview(self._raw)[self._begin : self._end]
         if not ours:
             return head, b"}"
-        comma = b"," if b'"' in self._raw else b""  # An object without a quote has no key.
+        comma = b"," if self._raw.find(b'"') >= 0 else b""  # An object without a quote has no key.
         return head, b"%b%b}" % (comma, b",".join(ours))
 
 
@@ -212,27 +207,26 @@ def parse_body(raw: Bytes) -> ClientBody:
     """
     begin, said = scanned(raw, _SAID)
     num_tokens = estimate_prompt_tokens(raw) if said.prompt is ABSENT else tokens_of_text(len(raw))
-    return ClientBody(raw, begin, raw.rindex(b"}"), said, num_tokens)
+    return ClientBody(raw, begin, raw.rindex(b"}"), said, bytes(said.stream) == b"true", num_tokens)
 
 
 def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:
     """The index at which the object begins, and its keys. Raises: BadBody: as ``parse_body``."""
     begin = len(_BOM) if raw.startswith(_BOM) else 0
-    said = _scan(memoryview(raw)[begin:] if begin else raw, decoder)
+    try:
+        said = decoder.decode(memoryview(raw)[begin:] if begin else raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadBody(f"the request body is {_problem_of(error)}") from error
     if said.vllm_xargs is not None:
         _require_no_params(said.vllm_xargs)
     return begin, said
 
 
-def _scan(body: Bytes | memoryview, decoder: msgspec.json.Decoder[S]) -> S:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise BadBody(f"the request body is not a JSON object as vLLM takes it: {error}") from error
-    except msgspec.DecodeError as error:
-        raise BadBody(f"the request body is not valid JSON: {error}") from error
-    except RecursionError as error:
-        raise BadBody("the request body is nested too deeply") from error
+def _problem_of(error: msgspec.DecodeError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    is_json = isinstance(error, msgspec.ValidationError)
+    return f"{'not a JSON object as vLLM takes it' if is_json else 'not valid JSON'}: {error}"
 
 
 def _require_no_params(vllm_xargs: Extra) -> None:
@@ -298,8 +292,7 @@ def count_in(value: msgspec.Raw) -> int:
 def _written(params: DecodeParams | Reservation | bytes) -> bytes:
     if isinstance(params, bytes):  # JSON of another dialect
         return b'"kv_transfer_params":%b' % params
-    is_order = isinstance(params, Reservation)  # It goes out whole; ``to_wire`` leaves something out of the other.
-    return b'"kv_transfer_params":%b' % (msgspec.json.encode(params) if is_order else orjson.dumps(to_wire(params)))
+    return b'"kv_transfer_params":%b' % msgspec.json.encode(params)
 
 
 _apart_in: Final = attrgetter(*PREFILLED_APART)
@@ -307,6 +300,7 @@ _neutral_in: Final = attrgetter(*_NEUTRAL)
 _SAYS_NOTHING: Final = (ABSENT,) * len(PREFILLED_APART)
 _NOTHING_TO_NEUTRALIZE: Final = (ABSENT,) * len(_NEUTRAL)
 _SAID: Final = msgspec.json.Decoder(Said)
+_FORGOTTEN: Final = Said()
 _ONE: Final = msgspec.json.Decoder(tuple[msgspec.Raw])
 """Gives up at the second element."""
 _ONE_PROMPT: Final = re.compile(rb'"|null|\[\s{0,99}+[0-9\]]')

@@ -73,7 +73,9 @@ class Admission(Generic[Waiter]):
 
     def share_of(self, num_tokens: int) -> int:
         """The share of a request with so many tokens to prefill: at least 1, at most a quarter of an engine's limit."""
-        return max(1, min(num_tokens, self._most_tokens))
+        if num_tokens > self._most_tokens:
+            return self._most_tokens
+        return max(1, num_tokens)
 
     def enter(self, share: int) -> bool:
         """Whether a request enters now; if so it holds its share of the backlog. False while any other is queued."""

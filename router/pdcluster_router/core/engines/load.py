@@ -89,8 +89,11 @@ class AnswerLength:
     def saw(self, num_bytes: int, *, is_stream: bool) -> None:
         """An answer of ``num_bytes`` has ended. Tokens are not counted: bytes are near enough for a mean."""
         num_tokens = num_bytes / (_EVENT_BYTES_PER_TOKEN if is_stream else _BYTES_PER_TOKEN)
-        bounded = min(MOST_ANSWER_TOKENS, max(LEAST_ANSWER_TOKENS, num_tokens))
-        self._mean_tokens += (bounded - self._mean_tokens) * _WEIGHT
+        if num_tokens < LEAST_ANSWER_TOKENS:
+            num_tokens = LEAST_ANSWER_TOKENS
+        elif num_tokens > MOST_ANSWER_TOKENS:
+            num_tokens = MOST_ANSWER_TOKENS
+        self._mean_tokens += (num_tokens - self._mean_tokens) * _WEIGHT
 
     def expected(self, limit: int | None) -> int:
         """About how many tokens an answer will have; ``limit``: what the client allows."""

@@ -14,8 +14,16 @@ import msgspec
 import orjson
 
 from pdcluster_protocol.errors import ProtocolError
-from pdcluster_protocol.ids import Attempt, TransferId
-from pdcluster_protocol.params import DecodeCall, DecodeParams, LocalPrefill, Reservation, for_attempt, parse_call
+from pdcluster_protocol.ids import NO_ATTEMPT, Attempt, TransferId
+from pdcluster_protocol.params import (
+    DecodeCall,
+    DecodeParams,
+    LocalPrefill,
+    Reservation,
+    for_attempt,
+    parse_call,
+    reservation_in,
+)
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.apis.rewrite import Bytes
 from pdcluster_router.core.apis.sse import GAVE_UP
@@ -36,7 +44,7 @@ class LayerwiseCall(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     remote_cached_tokens: int
     attempt: Attempt = FIRST_ATTEMPT
-    lost_attempt: Attempt = Attempt(0)
+    lost_attempt: Attempt = NO_ATTEMPT
     lost_reason: str = ""
     deadline_ms: int = 0
 
@@ -149,7 +157,7 @@ class PdclusterDialect:
         except ProtocolError as error:
             raise BadCall(FORBIDDEN, str(error)) from error
         try:
-            call = parse_call(orjson.loads(body))
+            call = reservation_in(body) or parse_call(orjson.loads(body))
         except (orjson.JSONDecodeError, ProtocolError) as error:
             raise BadCall(BAD_REQUEST, str(error)) from error
         try:

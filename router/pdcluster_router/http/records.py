@@ -35,10 +35,21 @@ COSTLY_PIECE_BYTES: Final = 1 << 10
 30 ms, 16 KiB of a body 20 us."""
 MAX_REPLY_BYTES: Final = 4 << 10
 """TLS itself answers some of a peer's messages. A peer that reads nothing gets so many bytes of that at most."""
+MAX_HANDSHAKE_BYTES: Final = 256 << 10
+"""A peer's bytes up to the agreement, with what is behind it in the same piece. The longest handshake is one with a
+certificate: OpenSSL takes 100 KiB of those. Two of the largest ClientHello and data that is skipped are 48 KiB more."""
 NUM_WRITTEN_BYTES: Final = "num_written_bytes"
 """A name for ``get_extra_info``: the bytes of records that were written to the socket."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of a connection that ends with a reset."""
+
+
+class HandshakeTooLongError(ssl.SSLError):
+    """The peer has sent ``MAX_HANDSHAKE_BYTES``, and there is no agreement."""
+
+    def __init__(self) -> None:
+        super().__init__(ssl.SSL_ERROR_SSL, "handshake too long")
+        self.reason = "HANDSHAKE_TOO_LONG"
 
 
 class _End(Enum):
@@ -70,6 +81,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """Whether more is decrypted in the loop's next turn."""
         self._has_ended = False
         """Whether our end is written: then bytes that come are dropped."""
+        self._num_handshake_bytes = 0
         self._num_reply_bytes = 0
         self._num_written_bytes = 0
         self._piece_bytes = PIECE_BYTES
@@ -118,15 +130,23 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     # The handshake.
 
-    def _step(self) -> bool:
-        """Whether there is an agreement now. Raises: ssl.SSLError: There will be none."""
+    def _step(self, num_bytes: int = PIECE_BYTES) -> bool:
+        """Whether there is an agreement now. ``num_bytes``: of those that have come, as many are read at most.
+
+        Raises:
+            ssl.SSLError: There will be none.
+        """
         assert self._tls is not None
         if self._rest is not None:
-            self._incoming.write(self._next_piece())
+            piece = self._next_piece(num_bytes)
+            self._num_handshake_bytes += len(piece)
+            self._incoming.write(piece)
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._flush()
+            self._has_said(self._flush())
+            if self._num_handshake_bytes > MAX_HANDSHAKE_BYTES:
+                raise HandshakeTooLongError from None
             if self._rest is not None:
                 self._wants_turn()
             else:
@@ -134,6 +154,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return False
         self._flush()
         return True
+
+    def _has_said(self, records: bytes) -> None:
+        """These records of the handshake, maybe none, are written, and the peer is to go on."""
 
     def _open_to(self, above: asyncio.Protocol) -> None:
         """There is an agreement: ``above`` has the connection now."""
@@ -147,7 +170,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _read_slice(self) -> None:
         ends_at = time.monotonic() + SLICE_S
         while self._rest is not None and not (self._is_paused or self._has_ended):
-            self._read(self._next_piece())
+            self._read(self._next_piece(self._piece_bytes))
             if time.monotonic() >= ends_at:
                 break
         if self._has_ended:
@@ -156,9 +179,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._plain.pause_reading()
         self._go_on()
 
-    def _next_piece(self) -> memoryview:
+    def _next_piece(self, num_bytes: int) -> memoryview:
         assert self._rest is not None
-        piece, self._rest = self._rest[: self._piece_bytes], self._rest[self._piece_bytes :] or None
+        piece, self._rest = self._rest[:num_bytes], self._rest[num_bytes:] or None
         return piece
 
     def _go_on(self) -> None:
@@ -288,11 +311,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self._tls.unwrap()
             self._flush()
 
-    def _flush(self) -> None:
-        if self._outgoing.pending:
-            records = self._outgoing.read()
-            self._num_written_bytes += len(records)
-            self._plain.write(records)
+    def _flush(self) -> bytes:
+        """Writes the records that there are. Returns them."""
+        if not self._outgoing.pending:
+            return b""
+        records = self._outgoing.read()
+        self._num_written_bytes += len(records)
+        self._plain.write(records)
+        return records
 
 
 def _decrypted(tls: ssl.SSLObject, incoming: ssl.MemoryBIO) -> tuple[list[bytes], _End | ssl.SSLError]:

@@ -10,11 +10,14 @@ import asyncio
 import ssl
 from typing import Final
 
+from pdcluster_router.core.client_hello import BadHello, HelloWatch, asks_again
 from pdcluster_router.http.handshakes import TlsPort
-from pdcluster_router.http.records import TlsTransport
+from pdcluster_router.http.records import PIECE_BYTES, TlsTransport
 
 _A, _Z = b"AZ"
 """TLS begins with no letter, and every method of HTTP with one."""
+_BAD_HELLO_ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x2f"
+"""A record with a fatal ``illegal_parameter``, as OpenSSL answers a ClientHello that is too large for itself."""
 _NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
@@ -24,6 +27,8 @@ class TlsConnection(TlsTransport):
     def __init__(self, port: TlsPort) -> None:
         super().__init__()
         self._port = port
+        self._hello: HelloWatch | None = HelloWatch()
+        """The ClientHello that comes; None: it was whole."""
         self._timer: asyncio.TimerHandle | None = None
 
     # What the event loop says.
@@ -58,12 +63,32 @@ class TlsConnection(TlsTransport):
                 return
             self._tls = self._port.context().wrap_bio(self._incoming, self._outgoing, server_side=True)
         try:
-            is_agreed = self._step()
+            is_agreed = self._step(self._num_bytes_to_read(self._rest))
+        except BadHello as bad:
+            self._refuse(str(bad), _BAD_HELLO_ALERT)
         except ssl.SSLError as error:
             self._refuse(_reason_of(error))
         else:
             if is_agreed:
                 self._agreed()
+
+    def _num_bytes_to_read(self, rest: memoryview) -> int:
+        """No more than to the end of a ClientHello: OpenSSL must not begin a second one that was not looked at.
+
+        Raises:
+            BadHello: It is not given to OpenSSL.
+        """
+        hello = self._hello
+        if hello is None:
+            return PIECE_BYTES
+        num_bytes = hello.feed(rest[:PIECE_BYTES])
+        if hello.is_over:
+            self._hello = None
+        return num_bytes
+
+    def _has_said(self, records: bytes) -> None:
+        if asks_again(records):
+            self._hello = HelloWatch()
 
     def _wants_turn(self) -> None:
         self._port.handshakes.enter(self)

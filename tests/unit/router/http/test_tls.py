@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +14,11 @@ from typing import Any, cast
 import pytest
 
 from fakes.certificates import Authority
+from fakes.hellos import claim, records
 from pdcluster_router.files.pem import KeyPair
 from pdcluster_router.front.certificates import CLIENT_PORT, load_certificate
 from pdcluster_router.http.handshakes import SLICE_S, Handshakes, TlsPort
-from pdcluster_router.http.records import COSTLY_PIECE_BYTES, PIECE_BYTES, RECORD_BYTES
+from pdcluster_router.http.records import COSTLY_PIECE_BYTES, MAX_HANDSHAKE_BYTES, PIECE_BYTES, RECORD_BYTES
 from pdcluster_router.http.tls import TlsConnection
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +52,8 @@ class Plain:
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+    def write_eof(self) -> None: ...
 
     def abort(self) -> None:
         self.is_aborted = True
@@ -93,12 +97,42 @@ class Costly:
         return getattr(self._tls, name)
 
 
+class Endless:
+    """OpenSSL, if it wanted more and more of a client."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, _: ssl.MemoryBIO, *, server_side: bool) -> Endless:
+        self._incoming = incoming
+        return self
+
+    def do_handshake(self) -> None:
+        self.num_read += len(self._incoming.read())
+        raise ssl.SSLWantReadError
+
+
 class Context:
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
 
     def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *, server_side: bool) -> Costly:
         return Costly(self._context.wrap_bio(incoming, outgoing, server_side=server_side))
+
+
+def port(context: Any, reader: Reader, on_refused: Callable[[str], None]) -> TlsPort:
+    """A port with one connection, whose protocol above is ``reader``. Handshakes wait for no turn."""
+    return TlsPort(
+        context=lambda: context,
+        new_protocol=lambda: reader,
+        handshakes=Handshakes(lambda step: step()).row(),
+        shaking=set(),
+        clients=cast("Any", Clients()),
+        on_refused=on_refused,
+        http_answer=b"",
+        handshake_timeout_s=60,
+        linger_s=1,
+    )
 
 
 class Open:
@@ -109,18 +143,8 @@ class Open:
         files = authority.issue().write(folder)
         context, _ = load_certificate(KeyPair(files["tls_cert"], files["tls_key"], *CLIENT_PORT, "clients"))
         self.reader, self.plain = Reader(), Plain()
-        port = TlsPort(
-            context=lambda: cast("Any", Context(context)) if is_costly else context,
-            new_protocol=lambda: self.reader,
-            handshakes=Handshakes(lambda step: step()).row(),
-            shaking=set(),
-            clients=cast("Any", Clients()),
-            on_refused=pytest.fail,
-            http_answer=b"",
-            handshake_timeout_s=60,
-            linger_s=1,
-        )
-        self.router_end = TlsConnection(port)
+        shown = cast("Any", Context(context)) if is_costly else context
+        self.router_end = TlsConnection(port(shown, self.reader, pytest.fail))
         self.router_end.connection_made(cast("Any", self.plain))
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         trusting = ssl.create_default_context(cafile=str(authority.ca))
@@ -152,6 +176,31 @@ async def most_read_in_a_turn(open_: Open, num_bytes: int) -> int:
         await asyncio.sleep(0)
         read.append(open_.reader.num_read)
     return max(after - before for before, after in itertools.pairwise(read))
+
+
+async def test_a_handshake_without_end_ends() -> None:
+    refused: list[str] = []
+    endless = Endless()
+    connection = TlsConnection(port(endless, Reader(), refused.append))
+    connection.connection_made(cast("Any", Plain()))
+    connection.data_received(records(claim(100) + bytes(100)))
+    for _ in range(100):
+        connection.data_received(bytes(PIECE_BYTES))
+    assert refused == ["handshake too long"]
+    assert MAX_HANDSHAKE_BYTES < endless.num_read <= MAX_HANDSHAKE_BYTES + PIECE_BYTES
+
+
+async def test_openssl_has_nothing_of_a_hello_that_claims_too_much() -> None:
+    refused: list[str] = []
+    endless = Endless()
+    plain = Plain()
+    connection = TlsConnection(port(endless, Reader(), refused.append))
+    connection.connection_made(cast("Any", plain))
+    for byte in records(claim(1 << 17), 1):
+        connection.data_received(bytes([byte]))
+    assert endless.num_read < len(records(claim(1 << 17), 1))
+    assert refused == ["a ClientHello of 131072 bytes, 16384 are allowed"]
+    assert plain.taken() == b"\x15\x03\x03\x00\x02\x02\x2f"
 
 
 async def test_a_turn_of_the_loop_decrypts_no_more_than_fits_into_it(tmp_path: Path) -> None:

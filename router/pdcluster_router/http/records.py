@@ -39,7 +39,8 @@ MAX_HANDSHAKE_BYTES: Final = 256 << 10
 """A peer's bytes up to the agreement, with what is behind it in the same piece. The longest handshake is one with a
 certificate: OpenSSL takes 100 KiB of those. Two of the largest ClientHello and data that is skipped are 48 KiB more."""
 NUM_WRITTEN_BYTES: Final = "num_written_bytes"
-"""A name for ``get_extra_info``: the bytes of records that were written to the socket."""
+"""A name for ``get_extra_info``: the bytes of records up to the last one with bytes of the protocol above. TLS itself
+may have written more since. Those may be lost although the peer has read all of the protocol's."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of a connection that ends with a reset."""
 
@@ -84,6 +85,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._num_handshake_bytes = 0
         self._num_reply_bytes = 0
         self._num_written_bytes = 0
+        """All bytes of records that were written to the socket."""
+        self._num_written_for_above = 0
+        """The same when the protocol above had written last."""
         self._piece_bytes = PIECE_BYTES
 
     def shake(self) -> None:
@@ -247,7 +251,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if name == "sslcontext" and self._tls is not None:
             return self._tls.context
         if name == NUM_WRITTEN_BYTES:
-            return self._num_written_bytes
+            return self._num_written_for_above
         return self._plain.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -258,6 +262,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 return
             self._tls.write(data[at : at + RECORD_BYTES])
             self._flush()
+        self._num_written_for_above = self._num_written_bytes
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """One after the other: a large body is not copied to join it with its head."""

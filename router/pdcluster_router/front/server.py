@@ -104,7 +104,7 @@ class RouterServer(uvicorn.Server):
         """Makes the outermost protocol of a connection to the internal port, which has TLS."""
         certificate = router.internal_certificate
         assert certificate is not None
-        return partial(self._over_tls(router, certificate, _Uncounted()), None)
+        return partial(self._over_tls(router, certificate, router.callers), None)
 
     def _new_protocol(self, preface: Preface | None) -> asyncio.Protocol:
         """HTTP for one connection. ``preface``: what the proxy in front has said of it; None without a proxy."""
@@ -172,16 +172,6 @@ class RouterServer(uvicorn.Server):
         await super().shutdown(sockets=sockets)
         if self.force_exit:  # uvicorn leaves it out then, and logs a traceback of the task that waits for it
             await self.lifespan.shutdown()
-
-
-class _Uncounted:
-    """Counts nothing: connections to the internal port are no clients'."""
-
-    def opened(self, connection: object) -> bool:  # noqa: ARG002  # as ``Clients``
-        return True
-
-    def closed(self, connection: object) -> None:
-        """There is nothing to count."""
 
 
 def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:

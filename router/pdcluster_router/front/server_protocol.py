@@ -85,15 +85,15 @@ class RouterProtocol(ReadingProtocol):
         self._is_internal = self._router.is_internal(transport.get_extra_info("sockname")[1])
         self._hot_paths, self._new_cycle = self._router.paths_and_cycles(self.client, is_internal=self._is_internal)
         self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
-        self._is_guest = not self._is_internal and not self._router.clients.opened(self)
+        self._count = self._router.callers if self._is_internal else self._router.clients
+        self._is_guest = not self._count.opened(self, self.client[0] if self.client else "")
         self._heads = Heads(self._router.room, RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_read_timer()
         self._limit_taking(is_awaited=False)
-        if not self._is_internal:
-            self._router.clients.closed(self)
+        self._count.closed(self)
         self._heads.close()
         active, incoming, self._active, self._incoming = self._active, self._incoming, None, None
         super().connection_lost(exc)
@@ -104,9 +104,15 @@ class RouterProtocol(ReadingProtocol):
             if isinstance(cycle, HotCycle):
                 cycle.gone()
 
-    def abort(self) -> None:
-        """Closes the connection at once."""
-        self.transport.abort()
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a call that is believed, or a whole request for a page, waits here for its answer."""
+        if self._active is not None:
+            return self._active.owner is not None
+        page: object = self.cycle
+        if not isinstance(page, RequestResponseCycle):
+            return False
+        return not (page.more_body or page.response_started or self.is_full)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -243,12 +249,6 @@ class RouterProtocol(ReadingProtocol):
         else:  # Not at once: answering a row of pipelined requests would nest as deep as the row is long.
             self._active = cycle
             self.loop.call_soon(self._start_hot, cycle)
-
-    def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()  # It has not even taken its last answer.
-        else:
-            super().timeout_keep_alive_handler()
 
     def refuse_the_rest(self, error: ApiError) -> None:
         """The client gets one error, after the answers that are on their way. Then the connection ends."""

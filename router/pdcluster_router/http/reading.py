@@ -36,6 +36,7 @@ from pdcluster_router.core.openai_errors import (
 from pdcluster_router.core.proxy_protocol import Origin, Preface
 from pdcluster_router.core.request_head import Headers, RequestHead, origin_form
 from pdcluster_router.http.leavers import Leavers
+from pdcluster_router.http.page_transport import ToWhoIsThere
 
 SLICE_BYTES: Final = 64 << 10
 """The most bytes of one connection that are parsed in one turn. Other connections have theirs in between."""
@@ -110,22 +111,6 @@ class _Flow(FlowControl):
             self._transport.abort()
         else:
             self._transport.close()
-
-
-class _ToWhoIsThere:
-    """The transport of a page: it drops what is written to a closed connection. When a client leaves, the parent tells
-    only the newest page of the connection. If another page then wrote, uvloop would log a long error each time."""
-
-    __slots__ = ("_transport", "close", "is_closing")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.close = transport.close
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        if not self.is_closing():
-            self._transport.write(data)
 
 
 class ReadingProtocol(HttpToolsProtocol):
@@ -222,6 +207,16 @@ class ReadingProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # The parent does so only where the client left in an orderly way.
         self._flow.end()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self.transport.abort()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # It has not even taken its last answer.
+        else:
+            super().timeout_keep_alive_handler()
 
     def linger(self, seconds: float) -> None:
         """The connection ends by itself, or is cut off ``seconds`` after this was first called."""
@@ -350,7 +345,7 @@ class ReadingProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, head.expects_continue
         self.headers.extend(head.headers)  # The scope holds this very list.
         super().on_headers_complete()
-        self.cycle.transport = _ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
+        self.cycle.transport = ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
 
     def drop_unread_page(self, error: ApiError) -> bool:
         """Ends a page whose body was being read. Returns whether it was its turn, without an answer so far: then the

@@ -10,6 +10,8 @@ import asyncio
 import ssl
 from typing import Final
 
+from uvicorn.protocols.utils import get_remote_addr
+
 from pdcluster_router.core.client_hello import BadHello, HelloWatch, asks_again
 from pdcluster_router.http.handshakes import TlsPort
 from pdcluster_router.http.records import PIECE_BYTES, TlsTransport
@@ -24,6 +26,9 @@ _NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 class TlsConnection(TlsTransport):
     """One connection of a client. Event loop only."""
 
+    is_in_use = False
+    """Not before there is an agreement: then the protocol above is asked."""
+
     def __init__(self, port: TlsPort) -> None:
         super().__init__()
         self._port = port
@@ -37,7 +42,8 @@ class TlsConnection(TlsTransport):
         self._plain = transport
         self._timer = asyncio.get_running_loop().call_later(self._port.handshake_timeout_s, self._shakes_too_long)
         self._port.shaking.add(self)
-        self._port.clients.opened(self)
+        peer = get_remote_addr(transport)
+        self._port.clients.opened(self, peer[0] if peer else "")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

@@ -63,6 +63,8 @@ class Plain:
 
     def write_eof(self) -> None: ...
 
+    def get_extra_info(self, _: str) -> None: ...
+
     def abort(self) -> None:
         self.is_aborted = True
 
@@ -85,7 +87,7 @@ class Reader(asyncio.Protocol):
 
 
 class Clients:
-    def opened(self, _: object) -> bool:
+    def opened(self, *_: object) -> bool:
         return True
 
     def closed(self, _: object) -> None: ...

@@ -105,6 +105,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return
         if self._rest is not None:  # It was on its way when reading was paused.
             self._rest = memoryview(bytes(self._rest) + data)
+            self._hold_rest()
         elif self._above is not None and len(data) <= self._piece_bytes:
             self._read(data)
         else:
@@ -113,6 +114,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self._read_slice()
             else:
                 self._plain.pause_reading()
+                self._hold_rest()
                 self._wants_turn()
 
     def eof_received(self) -> bool:
@@ -181,7 +183,11 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._rest = None
         elif self._rest is not None:
             self._plain.pause_reading()
+        self._hold_rest()
         self._go_on()
+
+    def _hold_rest(self) -> None:
+        """The bytes that wait, if there are any, are kept until they can be decrypted."""
 
     def _next_piece(self, num_bytes: int) -> memoryview:
         assert self._rest is not None

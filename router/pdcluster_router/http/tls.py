@@ -13,6 +13,7 @@ from typing import Final
 from uvicorn.protocols.utils import get_remote_addr
 
 from pdcluster_router.core.client_hello import BadHello, HelloWatch, asks_again
+from pdcluster_router.core.room import without_used
 from pdcluster_router.http.handshakes import TlsPort
 from pdcluster_router.http.records import PIECE_BYTES, TlsTransport
 
@@ -35,6 +36,8 @@ class TlsConnection(TlsTransport):
         self._hello: HelloWatch | None = HelloWatch()
         """The ClientHello that comes; None: it was whole."""
         self._timer: asyncio.TimerHandle | None = None
+        self._unread = port.new_unread()
+        """The room for ``_rest``."""
 
     # What the event loop says.
 
@@ -48,6 +51,7 @@ class TlsConnection(TlsTransport):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._rest = None
+        self._unread.release()
         above, self._above = self._above, None
         if above is not None:
             above.connection_lost(exc)
@@ -95,6 +99,17 @@ class TlsConnection(TlsTransport):
     def _has_said(self, records: bytes) -> None:
         if asks_again(records):
             self._hello = HelloWatch()
+
+    def _hold_rest(self) -> None:
+        """A client that finds no room is cut off: without these bytes nothing that follows can be decrypted."""
+        if self._rest is None:
+            self._unread.release()
+        elif self._unread.hold(len(self._rest)):
+            self._rest = without_used(self._rest)
+        else:
+            self._port.on_no_room()
+            self._rest = None
+            self.abort()
 
     def _wants_turn(self) -> None:
         self._port.handshakes.enter(self)

@@ -15,6 +15,7 @@ import pytest
 
 from fakes.certificates import Authority
 from fakes.hellos import claim, records
+from pdcluster_router.core.room import Room, RoomLimit, Unread
 from pdcluster_router.files.pem import KeyPair
 from pdcluster_router.front.certificates import CLIENT_PORT, load_certificate
 from pdcluster_router.http.handshakes import SLICE_S, Handshakes, TlsPort
@@ -28,6 +29,7 @@ from pdcluster_router.http.records import (
 from pdcluster_router.http.tls import TlsConnection
 
 pytestmark = pytest.mark.anyio
+ROOM = Room(1 << 30)
 
 
 def take_a_turn() -> None:
@@ -154,6 +156,8 @@ def port(context: Any, reader: Reader, on_refused: Callable[[str], None]) -> Tls
         clients=cast("Any", Clients()),
         on_refused=on_refused,
         http_answer=b"",
+        new_unread=lambda: Unread(ROOM, RoomLimit.CLIENTS),
+        on_no_room=lambda: on_refused("no room"),
         handshake_timeout_s=60,
         linger_s=1,
     )

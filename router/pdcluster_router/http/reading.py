@@ -195,7 +195,7 @@ class ReadingProtocol(HttpToolsProtocol):
             self._read(piece)
             if self.now() >= ends_at:
                 break
-        if not self.is_deaf:
+        if (self._rest is not None or self.unread.num_bytes) and not self.is_deaf:
             self._hold_rest()
         if self.is_deaf:
             self._rest = None
@@ -210,8 +210,7 @@ class ReadingProtocol(HttpToolsProtocol):
     def _hold_rest(self) -> None:
         """The bytes that wait take room. A client that finds none is refused."""
         if self._rest is None:
-            if self.unread.num_bytes:
-                self.unread.release()
+            self.unread.release()
         elif self.unread.hold(len(self._rest)):
             self._rest = without_used(self._rest)
         else:

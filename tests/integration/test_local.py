@@ -175,7 +175,7 @@ def test_an_engine_that_dies_while_serving_is_named_and_everything_stops(start: 
 
 
 def test_an_engine_that_dies_while_starting_is_named_and_everything_stops(start: Callable[..., Local]) -> None:
-    local = start("--decode-tp", "3")
+    local = start("--decode-tp", "3", "--decode-args", "--hf-overrides={}")  # With these words only vLLM can judge.
     assert local.end() == 1
     cause = "Total number of attention heads (8) must be divisible by tensor parallel size (3)."
     ending = local.text().partition(f"pdcluster: decode-0 has ended with status 1: {cause}; the end of ")[2]

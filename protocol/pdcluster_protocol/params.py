@@ -301,7 +301,8 @@ def parse_call(params: object) -> DecodeCall:
 
 def reservation_in(call: bytes | bytearray) -> Reservation | None:
     """The reservation in the JSON of ``call``, as ``parse_call`` reads it, at half the cost. None: ``parse_call`` has
-    to look at it, for it is a ``LocalPrefill``, or something is wrong with it.
+    to look at it, for it is a ``LocalPrefill``, or something is wrong with it. Of what is read and dropped (a key's
+    earlier value, more than three elements of an address) the numbers and the text may be broken.
 
     Raises:
         ProtocolError: The reservation's fields do not fit together.

@@ -17,7 +17,7 @@ class Subcommand:
     module: str
     help: str
     extra: str = ""
-    """The extra with modules that the subcommand imports, if only with some flags. Empty: it needs no extra."""
+    """The extra whose modules the subcommand imports, always or with some flags. Empty: it needs no extra."""
 
 
 SUBCOMMANDS: Final = {

@@ -19,7 +19,7 @@ from pdcluster_kube.session import open_session
 from pdcluster_protocol.errors import Unavailable
 
 MAX_BODY_BYTES: Final = 64 << 20
-"""Bytes of one answer or one line: some hundred thousand endpoints, far above what one cluster has."""
+"""The most bytes of one answer or one line. They hold some hundred thousand endpoints; no cluster has so many."""
 
 _MAX_STATUS_BYTES: Final = 1 << 20
 _MAX_QUOTED: Final = 300

@@ -166,7 +166,7 @@ class Applier:
         return str(there["metadata"]["uid"])
 
     def _keep(self, stored: Object) -> None:
-        """Show the stored object to the next look. Not a Secret: as none is watched, it would never be dropped."""
+        """Show the stored object to the next look, if it is no Secret: none is watched, so no event would drop it."""
         if ref_of(stored).kind != SECRET:
             self._caches.put(view_of(stored))
 

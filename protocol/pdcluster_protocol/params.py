@@ -239,7 +239,7 @@ def _said_by_decode(reservation: Reservation) -> bytes:
 _HALF_A_NAME: Final = "a name, or what is no text, has half a character: send whole text"
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _VERSION_KEY: Final = b'"version":'
-"""In a reservation these bytes are nothing but the key: within a text its quotes would be escaped."""
+"""Behind the last array of a reservation these bytes are nothing but its key: in a text their quotes are escaped."""
 _RESERVATION: Final = msgspec.json.Decoder(Reservation)
 _REPLY: Final = msgspec.json.Decoder(_PrefillReply)
 _Params = TypeVar("_Params", DecodeParams, Reservation, LocalPrefill)
@@ -301,12 +301,14 @@ def parse_call(params: object) -> DecodeCall:
 
 def reservation_in(call: bytes | bytearray) -> Reservation | None:
     """The reservation in the JSON of ``call``, as ``parse_call`` reads it, at half the cost. None: ``parse_call`` has
-    to look at it, for it is a ``LocalPrefill``, or something is wrong with it.
+    to look at it, for it is a ``LocalPrefill``, or something is wrong with it. Of what is read and dropped (a key's
+    earlier value, more than three elements of an address) the numbers and the text may be broken.
 
     Raises:
         ProtocolError: The reservation's fields do not fit together.
     """
-    if call.rfind(_VERSION_KEY) < 0:  # It is the last one, so this is where to begin.
+    # Decode writes it last. A side channel's address may be longer than we know it, and hold such a key, unread.
+    if call.find(_VERSION_KEY, call.rfind(b"]")) < 0:
         return None
     try:
         reservation = _RESERVATION.decode(call)

@@ -83,3 +83,26 @@ async def test_what_is_unread_of_a_client_that_has_left_is_not_read() -> None:
         await rig.settled()
         assert rig.router.room.used_bytes == 0
     assert problems == []
+
+
+LATE_BODY = b"POST /nowhere HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\n"
+
+
+async def test_a_page_that_was_answered_before_its_request_had_ended_begins_a_pause(rig: Rig) -> None:
+    client = await rig.client()
+    await client.send(LATE_BODY)
+    assert (await client.receive()).status == 404
+    connection = rig.connection_of(client)
+    rig.feed(client, b"bo")
+    assert connection.idle_since is None
+    rig.feed(client, b"dy")
+    assert connection.idle_since is not None
+
+
+async def test_a_request_right_behind_such_a_page_is_in_no_pause(rig: Rig) -> None:
+    client = await rig.client()
+    await client.send(LATE_BODY)
+    assert (await client.receive()).status == 404
+    connection = rig.connection_of(client)
+    rig.feed(client, b"body" + ASKED)
+    assert connection.idle_since is None

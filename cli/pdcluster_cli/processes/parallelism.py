@@ -38,7 +38,7 @@ class ParallelSizes:
         return self.tensor * self.pipeline * self.data
 
     def argv(self) -> tuple[str, ...]:
-        """Words of vLLM's command line for sizes above 1."""
+        """The options of vLLM's command line that set the sizes above 1."""
         sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
         return tuple(word for name, size in sizes.items() if size > 1 for word in (_FLAGS[name][0], str(size)))
 

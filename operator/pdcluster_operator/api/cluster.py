@@ -346,7 +346,7 @@ _NAME_RULE: Final = Rule(
 
 
 def metadata_problems(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why the API server refuses a PDCluster with this metadata, as far as we know it; empty: it takes them."""
+    """Why the API server refuses a PDCluster with this metadata, as far as we know its rules; empty: it does not."""
     found = [_name_problem(metadata["name"]), _namespace_problem(metadata.get("namespace"))]
     for field in ("labels", "annotations"):
         found += _text_problems(f"metadata.{field}", metadata.get(field) or {})

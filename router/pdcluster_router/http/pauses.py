@@ -5,7 +5,7 @@
 
 uvicorn sets a timer at the end of each answer and cancels it at the next request, which costs 2 us. Here the timer
 stays, and is set anew for the rest of a pause that has not lasted long enough. ``idle_since`` is a plain attribute:
-each read sets it to None.
+each read and each request that begins set it to None.
 
 A subclass of uvicorn 0.54's ``HttpToolsProtocol``.
 """
@@ -31,6 +31,10 @@ class PausingProtocol(HttpToolsProtocol):
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
             return
+        self.begin_pause()
+
+    def begin_pause(self) -> None:
+        """No request is here. The connection closes if none begins in time."""
         self.idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._look_in(self.timeout_keep_alive)

@@ -286,6 +286,7 @@ class ReadingProtocol(PausingProtocol):
         self.url = b""
         self.headers = []
         self.is_in_message = True
+        self.idle_since = None  # One read may end a request, begin a pause, and begin the next request.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.is_in_head:  # Else it is a trailer, which goes no further; ``num_silent_bytes`` bounds them.
@@ -350,6 +351,8 @@ class ReadingProtocol(PausingProtocol):
     def cold_message_complete(self) -> None:
         if self.cycle is not None:
             super().on_message_complete()
+        else:  # The page was answered before the end of its request.
+            self.begin_pause()
 
     def _check_head_bytes(self) -> None:
         # The last read may have brought body as well: count exactly.

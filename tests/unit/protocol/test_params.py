@@ -121,6 +121,10 @@ WIRE: Final = to_wire(RESERVATION)
         {**WIRE, "lost_reason": "version"} | {"version": None},
         {**{name: value for name, value in WIRE.items() if name != "version"}, "lost_reason": '"version":1'},
         {**{name: value for name, value in WIRE.items() if name != "version"}, 'x"version': 1},
+        {
+            **{name: value for name, value in WIRE.items() if name != "version"},
+            "remote_side_channels": [["h", 1, "b", {"version": 1}], ["h", 2, "b"]],
+        },
         {**WIRE, "colour": "red"},
         {**WIRE, "num_local_tokens": 7},
         {**WIRE, "request_id": "half \ud800"},

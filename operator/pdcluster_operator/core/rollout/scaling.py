@@ -51,7 +51,7 @@ class Bounds:
 
     def __post_init__(self) -> None:
         if any(ratio is not None and ratio <= 0 for ratio in (self.min_ratio, self.max_ratio)):
-            raise ValueError(f"{self}: a ratio is above 0")
+            raise ValueError(f"{self}: a ratio must be above 0")
         is_empty = self._boxed(_ONE_OF_EACH) != _ONE_OF_EACH
         if is_empty or not self.allows(_settle(_ONE_OF_EACH, self._raised_in_box)):
             raise ValueError(

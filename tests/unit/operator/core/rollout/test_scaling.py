@@ -55,7 +55,7 @@ def test_a_tenth_is_a_tenth() -> None:
         pytest.param(5, None, (4, 9), "1 to 4 prefill and 1 to 9 decode", id="too few prefill allowed"),
         pytest.param(None, None, (0, 9), "no 1 to 0 prefill", id="none allowed"),
         pytest.param(Fraction(3, 2), Fraction(3, 2), (2, 9), "ratio of 3/2 to 3/2", id="no whole numbers"),
-        pytest.param(0, None, (9, 9), "a ratio is above 0", id="zero ratio"),
+        pytest.param(0, None, (9, 9), "a ratio must be above 0", id="zero ratio"),
     ],
 )
 def test_bounds_that_nothing_fits_are_refused(

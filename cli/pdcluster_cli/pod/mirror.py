@@ -37,7 +37,10 @@ class NotCopied(Exception):
 
 @dataclass(slots=True)
 class Mirror:
-    """The copy of three files, as they were when they were last usable. One owner."""
+    """The copy of three files, as they were when they were last usable. One owner.
+
+    ``_copied``: what the copy holds; empty where that is not known.
+    """
 
     source: Path
     target: Path
@@ -47,7 +50,8 @@ class Mirror:
         """Whether the copy was written anew. It is not touched where nothing has changed.
 
         Raises:
-            NotCopied: A file cannot be read or written, or certificate and key are no pair. The copy stays as it is.
+            NotCopied: A file cannot be read, or certificate and key are no pair: the copy stays as it is. Or a file cannot
+                be written: it is written again at the next look.
         """
         published = self.source / _PUBLISHED
         folder = published.resolve() if published.is_symlink() else self.source
@@ -56,6 +60,7 @@ class Mirror:
             if found == self._copied:
                 return False
             _check(folder)
+            self._copied = {}
             for name, content in found.items():
                 _write_in_place(self.target / name, content)
         except OSError as error:  # ssl.SSLError is one.

@@ -77,6 +77,24 @@ def test_what_is_no_pair_is_not_copied(secret: MountedSecret, copies: Path, auth
     assert content_of(copies) == good
 
 
+def test_a_copy_that_was_cut_short_is_written_again_also_from_the_secret_of_before(
+    secret: MountedSecret, copies: Path, authority: Authority
+) -> None:
+    mirror, first = Mirror(secret.folder, copies), authority.issue()
+    secret.publish(first)
+    mirror.update()
+    (copies / "tls.crt").rename(copies / "away")
+    (copies / "tls.crt").mkdir()  # The key can be written, and its certificate not, as if memory were full.
+    secret.publish(authority.issue())
+    with pytest.raises(NotCopied):
+        mirror.update()
+    (copies / "tls.crt").rmdir()
+    (copies / "away").rename(copies / "tls.crt")
+    secret.publish(first)
+    assert mirror.update()
+    assert content_of(copies) == secret.content()
+
+
 def test_without_a_certificate_no_engine_is_started(
     secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

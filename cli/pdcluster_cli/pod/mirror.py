@@ -50,8 +50,8 @@ class Mirror:
         """Whether the copy was written anew. It is not touched where nothing has changed.
 
         Raises:
-            NotCopied: A file cannot be read, or certificate and key are no pair: the copy stays as it is. Or a file cannot
-                be written: it is written again at the next look.
+            NotCopied: A file cannot be read, or certificate and key are no pair: the copy stays as it is. Or the copy
+                cannot be written: the next look writes it again.
         """
         published = self.source / _PUBLISHED
         folder = published.resolve() if published.is_symlink() else self.source

@@ -64,6 +64,7 @@ def secret_mounts(pool: Pool) -> list[Document]:
 
 
 def engine_volumes(pool: Pool) -> list[Document]:
+    """Of an engine that answers HTTP: the mounted Secret, and room for the copy."""
     copy = {"name": _COPY_VOLUME, "emptyDir": {"medium": "Memory"}}
     return [*secret_volumes(pool), copy] if pool.spec.tls else []
 
@@ -115,8 +116,8 @@ def decode_settings(pool: Pool) -> ConnectorSettings:
 def command_flags(pool: Pool, folder: str = COPY_FOLDER) -> list[str]:
     """Words of ``pdcluster ready`` and ``pdcluster drain``, which ask an engine.
 
-    Beside an engine they read its copy, which is the last pair that fits: a Secret that is broken for a while, as its
-    engine and routers get over it, takes no engine out of service.
+    They read the engine's copy, where certificate and key always fit each other. In the Secret they may not for a
+    while; engines and routers then go on with the last pair that fits, so no engine may leave service for it.
     """
     if pool.spec.tls is None:
         return []

@@ -129,7 +129,9 @@ def test_an_engine_is_started_beside_a_copy_that_follows_the_secret(role: Role) 
 
 
 def test_a_worker_without_a_server_has_no_copy_and_asks_its_leader_by_tls() -> None:
-    worker = container(engine_pod(GROUP, Role.DECODE, PodPlace.WORKER))
+    pod = engine_pod(GROUP, Role.DECODE, PodPlace.WORKER)
+    worker = container(pod)
+    assert "pool-tls-copy" not in json.dumps(pod)
     assert worker["command"] == ["python3", "-m", "vllm.entrypoints.cli.main", "serve"]
     assert not [word for word in worker["args"] if "ssl" in word]
     (script,) = worker["lifecycle"]["preStop"]["exec"]["command"][2:]

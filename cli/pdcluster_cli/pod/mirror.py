@@ -16,6 +16,7 @@ import ssl
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -135,4 +136,6 @@ def _write_in_place(path: Path, content: bytes) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"pdcluster mirror: {line}", file=sys.stderr, flush=True)
+    """Print the line; that no process reads it is no reason to end, and to leave the engine without renewals."""
+    with suppress(OSError):
+        print(f"pdcluster mirror: {line}", file=sys.stderr, flush=True)

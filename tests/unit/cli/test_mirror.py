@@ -13,7 +13,7 @@ import pytest
 
 from fakes.certificates import Authority
 from fakes.mounted_secret import MountedSecret
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from pdcluster_cli.pod.mirror import Mirror, NotCopied, main
 
 
@@ -125,3 +125,19 @@ def test_the_engine_is_this_process_and_its_end_is_the_copys_end(
         began_at = time.monotonic()
         assert engine.stderr.read() == b"", "the child had it open"
         assert time.monotonic() - began_at < PATIENCE_S
+
+
+def test_it_goes_on_where_its_words_are_not_read(secret: MountedSecret, copies: Path, authority: Authority) -> None:
+    words = ["mirror", "--source", str(secret.folder), "--target", str(copies), "--interval-s", "0.01"]
+    command = [sys.executable, "-m", "pdcluster_cli", *words, "--", sys.executable, "-c", ENGINE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        assert engine.stderr is not None
+        engine.stdout.readline()
+        engine.stderr.close()
+        try:
+            for _ in range(3):
+                secret.publish(authority.issue())
+                assert until(lambda: content_of(copies) == secret.content())
+        finally:
+            engine.kill()

@@ -229,12 +229,17 @@ class Settings(BaseModel):
     max_buffered_bytes: int = Field(default=256 << 20, ge=1 << 20, le=1 << 40)
     """Bytes of requests whose answer has not begun, heads included, over all connections and the queue; what finds no
     room gets 503. Of several keys none may hold more than twice what it leaves free. 256 MiB: 4,096 queued prompts of
-    16,000 tokens, or 32 bodies of the largest size, in the memory of a small pod. Bodies count once; while a request is
-    sent on there are up to two copies more."""
+    16,000 tokens, or 32 bodies of the largest size, in the memory of a small pod. Bodies count once, also before
+    they are decrypted; while a request is sent on there are up to two copies more, and two encrypted ones with TLS."""
     max_connections: int = Field(default=0, ge=0, le=1 << 20)
     """Connections of clients that are served at a time; further ones get 503, but for engines' calls and probes of
-    ``/health``. 0: a fifth of the files that the process may open, for a request holds up to four descriptors and a
-    connection that is one too many another; at most 16384, as many as one engine may be given."""
+    ``/health``. 0: about a fifth of the files that the process may open, for a request holds up to four descriptors, a
+    connection that is one too many another, and the internal port needs some; at most 16384, as many as one engine may
+    be given."""
+    max_internal_connections: int = Field(default=0, ge=0, le=1 << 20)
+    """Connections to the internal port at a time. Of more, those on which no whole call waits are closed, first of the
+    address with the most of them; no new one is turned away. 0: as many as ``max_connections``, for each request may
+    have a call of decode's, and a quarter more, at least 16, for probes, monitoring and the operator."""
     max_reservation_bytes: int = Field(default=8 << 20, ge=1024, le=1 << 30)
     """Bytes of a metaserver call. 8 MiB: the block table of some ten million tokens, and no room for a flood."""
     max_header_bytes: int = Field(default=64 << 10, ge=1024, le=1 << 20)

@@ -43,6 +43,12 @@ def quick(request: pytest.FixtureRequest) -> Settings:
     return request.param
 
 
+@pytest.fixture
+def patient(quick: Settings) -> Settings:
+    """``quick`` for what does not end by a lost lease: on a busy machine a prefill engine is silent for seconds."""
+    return msgspec.structs.replace(quick, lease_s=30.0)
+
+
 def with_another_prefill(pair: Pair, settings: Settings = QUICK) -> AbstractContextManager[Pair]:
     """The same decode rank, pushed to by a second prefill engine."""
     return another_prefill(pair, settings, engine_id=EngineId("another"))
@@ -127,14 +133,15 @@ def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over(s
 
 
 def test_a_killed_prefill_costs_the_lease_and_no_block(quick: Settings) -> None:
+    quick = msgspec.structs.replace(quick, lease_s=5.0)  # It must not be lost before it is killed.
     with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
         push_forever(far, pair, "a")
         far.signal(signal.SIGKILL)
         assert pair.step_until(lambda: pair.ended == {"a": False})
 
 
-def test_late_bytes_of_a_stopped_prefill_do_not_touch_the_next_request(quick: Settings) -> None:
-    with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
+def test_late_bytes_of_a_stopped_prefill_do_not_touch_the_next_request(patient: Settings) -> None:
+    with make_pair(BIG, patient) as pair, far_prefill(BIG, patient, fill=FAR) as far:
         push_forever(far, pair, "a")
         pair.cancel("a")
         assert pair.step_until(lambda: pair.ended == {"a": False})
@@ -157,7 +164,7 @@ class _ForgetsToCut(InboundSessions):
 def test_without_the_cut_those_bytes_do_land(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test above guards against is real: it must not pass for want of late bytes."""
     monkeypatch.setattr(InboundSessions, "_start_closing", _ForgetsToCut._start_closing)
-    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+    with make_pair(BIG, PATIENT) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
         push_forever(far, pair, "a")
         pair.cancel("a")
         assert pair.step_until(lambda: pair.ended == {"a": False})
@@ -200,8 +207,8 @@ def test_a_cut_of_a_shared_session_ends_the_pushes_of_others_which_go_on_by_the_
         assert (others == NEAR).all(), "late bytes of a"
 
 
-def test_a_prefill_that_was_cut_off_comes_back_on_a_new_session(quick: Settings) -> None:
-    with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
+def test_a_prefill_that_was_cut_off_comes_back_on_a_new_session(patient: Settings) -> None:
+    with make_pair(BIG, patient) as pair, far_prefill(BIG, patient, fill=FAR) as far:
         push_forever(far, pair, "a")
         pair.cancel("a")
         assert pair.step_until(lambda: pair.ended == {"a": False})
@@ -245,7 +252,7 @@ def test_a_cut_does_not_stop_the_other_threads_of_the_engine() -> None:
 
 def longest_pause_in_a_cut() -> float:
     """Of a thread that asks for nothing but the interpreter."""
-    with make_pair(BIG, QUICK) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
+    with make_pair(BIG, PATIENT) as pair, far_prefill(BIG, QUICK, fill=FAR) as far:
         push_forever(far, pair, "a")
         pauses: list[float] = []
         is_over = threading.Event()

@@ -29,7 +29,7 @@ async def almost_whole(rig: Rig, num: int) -> list[RawClient]:
     clients = [await rig.client() for _ in range(num)]
     for client in clients:
         await client.send(RAW[:-1])
-    await until(lambda: rig.router.room.used_bytes > num * len(BODY))
+    await until(lambda: all(rig.connection_of(client).num_body_bytes_left() == 1 for client in clients))
     return clients
 
 

@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
-NUM_MEMBERS = 7
+NUM_MEMBERS = 6
 """As many as 80 descriptors allow."""
 NUM_HELD = 100
 

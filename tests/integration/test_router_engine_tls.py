@@ -18,6 +18,8 @@ from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
+BOTH = ["decode-0", "prefill-0"]
+
 
 @pytest.fixture
 async def far(authority: Authority, tmp_path: Path) -> AsyncIterator[Rig]:
@@ -166,7 +168,7 @@ async def test_an_engine_that_asks_a_router_without_one_is_told_of(
         await until(lambda: sum(server.router.services.failures.recent().values()) > 10)
         assert [engine.seen for engine in engines] == [[], []]
         lines = told(caplog)
-        assert sorted(line.split("engine=")[1].split()[0] for line in lines) == ["decode-0", "prefill-0"]
+        assert sorted(line.split("engine=")[1].split()[0] for line in lines) == BOTH
         words = (*lines, answer.body.decode())
         assert all("--engine-cert" in word for word in words), words
 
@@ -192,7 +194,8 @@ async def test_a_replaced_authority_is_trusted_without_a_restart(
         await until(lambda: server.router.services.trust._context is not trusted)
         for engine in engines:
             engine.hang_up_on_all()
-        await until(lambda: len(told(caplog)) == 4)  # Once more for each engine: it was trusted meanwhile.
+        # Once more for each engine: it was trusted meanwhile. A handshake that began before may end after the first.
+        await until(lambda: all(sum(f"engine={name}" in line for line in told(caplog)) >= 2 for name in BOTH))
 
 
 async def test_files_that_cannot_be_used_change_nothing(

@@ -23,6 +23,7 @@ from integration.engine_tls import alone, ask, told
 from integration.ports import fresh_port
 from integration.test_router_process import start_router
 from patience import EDGE_S, PATIENCE_S
+from pdcluster_router.core.engines import breaker
 from pdcluster_router.core.engines.breaker import Circuit
 
 pytestmark = pytest.mark.anyio
@@ -86,7 +87,10 @@ def fits(reason: str, line: str) -> bool:
     return re.search(re.escape(reason).replace(re.escape(r"\d{4}-\d\d-\d\d"), r"\d{4}-\d\d-\d\d"), line) is not None
 
 
-async def test_its_breaker_opens_and_another_engine_serves(authority: Authority, tmp_path: Path) -> None:
+async def test_its_breaker_opens_and_another_engine_serves(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(breaker, "FIRST_EJECTION_S", breaker.LAST_EJECTION_S)  # It must not end before it is seen.
     wire = Wire()
     good, bad, prefill = FakeEngine(wire), FakeEngine(wire), FakeEngine(wire)
     tls = authority.issue().server(tmp_path / "good")

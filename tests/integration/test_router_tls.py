@@ -14,6 +14,7 @@ import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from fakes.certificates import Authority
+from fakes.hellos import CHANGE, claim, records, with_unknown_share
 from fakes.reservations import SECRET
 from fakes.router import COMPLETIONS, PROMPT, Rig, raw, running_rig, running_server, until
 from integration.test_router_process import start_router
@@ -23,6 +24,10 @@ from pdcluster_router.front.server import warnings_of
 from pdcluster_router.settings import build_settings
 
 pytestmark = pytest.mark.anyio
+HUGE = 1 << 17
+ALERT = b"\x15\x03\x03\x00\x02\x02\x2f"
+"""``illegal_parameter``."""
+TOO_MUCH = "a ClientHello of 131072 bytes, 16384 are allowed"
 
 
 # Who is served.
@@ -62,6 +67,14 @@ async def test_both_versions_of_today_are_spoken(tls: Rig, authority: Authority,
     assert client.writer.get_extra_info("ssl_object").version() == f"TLSv1.{version - ssl.TLSVersion.TLSv1}"
     answers = [await client.post(COMPLETIONS, PROMPT) for _ in range(3)]
     assert [answer.status for answer in answers] == [200] * 3
+
+
+async def test_a_client_that_must_say_hello_twice_is_served(tls: Rig, authority: Authority) -> None:
+    certificate = tls.router.certificate
+    assert certificate is not None
+    certificate.context.set_ecdh_curve("secp521r1")  # No client has a share of it in its first hello.
+    async with httpx.AsyncClient(verify=trusting(authority), base_url=tls.url) as client:
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_client_that_offers_http2_too_gets_http1(tls: Rig, authority: Authority) -> None:
@@ -114,12 +127,32 @@ async def leave_halfway(rig: Rig, authority: Authority) -> None:
     client.leave()
 
 
+async def claim_too_much(rig: Rig, _: Authority) -> None:
+    client = await connect(rig, None)
+    await client.send(records(claim(HUGE)))
+    assert await client.reader.read() == ALERT
+    client.leave()
+
+
+async def claim_too_much_in_the_second_hello(rig: Rig, authority: Authority) -> None:
+    client = await connect(rig, None)
+    await client.send(with_unknown_share(hello(authority)) + CHANGE + records(claim(HUGE), 1))
+    assert (await client.reader.read()).endswith(ALERT)
+    client.leave()
+
+
 REFUSED: dict[str, tuple[Callable[[Rig, Authority], Any], str]] = {
     "plain HTTP": (lambda rig, _: speak(rig, raw(PROMPT)), "plain HTTP: use https://"),
     "another method": (lambda rig, _: speak(rig, b"DELETE / HTTP/1.1\r\n\r\n"), "plain HTTP: use https://"),
     "a proxy's words": (lambda rig, _: speak(rig, b"CONNECT a:1 HTTP/1.1\r\n\r\n"), "plain HTTP: use https://"),
     "HTTP/2 in the clear": (lambda rig, _: speak(rig, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), "plain HTTP: use https://"),
     "zeros": (lambda rig, _: speak(rig, bytes(1000)), "wrong version number"),
+    "a hello of 128 KiB": (claim_too_much, TOO_MUCH),
+    "a second hello of 128 KiB": (claim_too_much_in_the_second_hello, TOO_MUCH),
+    "two hellos in one record": (
+        lambda rig, authority: speak(rig, records(with_unknown_share(hello(authority))[5:] + claim(HUGE))),
+        "more behind its ClientHello in one record",
+    ),
     "no hello": (lambda rig, _: speak(rig, b"\x16\x03\x01\x00\x04\xff\x00\x00\x00"), "unexpected message"),
     "no trust": (distrust, "tlsv1 alert unknown ca"),
     "TLS 1.1": (offer_old_tls, "unsupported protocol"),

@@ -16,6 +16,7 @@ from model.mutants import MUTANTS, Mutant, receiving_by
 from model.plan import Cores, Plan
 from model.scopes import one, small
 from model.walk import BrokenAt, Walk
+from patience import HANGS_S
 
 HEAVY = {
     ("blocks over time", "idle"),
@@ -44,7 +45,7 @@ def test_the_heavy_plans_are_in_the_small_scope() -> None:
     assert all(any(plan.name == name and plan.faults == one(fault) for plan in plans) for name, fault in HEAVY)
 
 
-@pytest.mark.timeout(900)  # half a minute; on a busy machine several
+@pytest.mark.timeout(HANGS_S)  # half a minute, of heavy plans five; on a busy machine several times that
 @pytest.mark.parametrize(
     "heavy", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light plans", "heavy plans"]
 )

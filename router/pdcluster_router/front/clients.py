@@ -1,11 +1,12 @@
-"""How many clients may be connected. Engines have a port of their own, where connections are not counted.
+"""How many clients may be connected. Engines have a port of their own: ``callers.py`` has its connections.
 
     within max_connections          served
     above, up to twice as many      guests: a probe of our health is served, all else gets a 503
     above that                      the guest that has been silent the longest makes room for the newest
 
 A request holds up to four descriptors: its client, decode's call to the metaserver, and a connection to each engine.
-A guest holds one. So a fifth of the descriptors is for clients, a fifth for guests, and the rest for engines.
+A guest holds one, and a quarter of one is for other callers of the internal port. So about a fifth of the descriptors
+is for clients, a fifth for guests, and the rest for engines.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from __future__ import annotations
 import resource
 from typing import Final
 
+from pdcluster_router.front.callers import CLIENTS_PER_SPARE
 from pdcluster_router.http.handshakes import Abortable
 
-DESCRIPTORS_PER_CLIENT: Final = 5
-"""A request's four, and one for a guest: there may be as many."""
+DESCRIPTORS_PER_CLIENT: Final = 5 + 1 / CLIENTS_PER_SPARE
+"""A request's four, one for a guest, for there may be as many, and its part of the internal port's spare places."""
 OUR_DESCRIPTORS: Final = 32
 """Descriptors of the process itself: its log, its ports, the loop's, files that it reads. 18 are open at the start."""
 MAX_BACKLOG: Final = 2048
 """uvicorn's default."""
-BACKLOG_SHARE: Final = 8
-"""A burst of too many clients takes an eighth of the descriptors at most, until the loop has come to them."""
+BACKLOG_SHARE: Final = 16
+"""A burst at one port takes a sixteenth of the descriptors at most, until the loop has come to it."""
+NUM_PORTS: Final = 2
 MAX_DEFAULT: Final = 16_384
 """As many as one engine may be given; idle ones cost 7 KiB each."""
 
@@ -42,7 +45,7 @@ class Clients:
     def num_open(self) -> int:
         return self._num_members + len(self._silent) + len(self._speaking)
 
-    def opened(self, connection: Abortable) -> bool:
+    def opened(self, connection: Abortable, address: str = "") -> bool:  # noqa: ARG002  # as ``Callers``
         """Whether it is served like any other; if not it is a guest. Call ``closed`` once for each."""
         if self._num_members < self.max_connections:
             self._num_members += 1
@@ -72,12 +75,13 @@ class Clients:
 
 
 def default_max_connections() -> int:
-    """A fifth of the descriptors that this process may open, without its own and those of ``backlog``."""
+    """About a fifth of the descriptors that this process may open, without its own and those of ``backlog``."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(MAX_DEFAULT, (soft - OUR_DESCRIPTORS - backlog()) // DESCRIPTORS_PER_CLIENT))
+    num_left = soft - OUR_DESCRIPTORS - NUM_PORTS * backlog()
+    return max(1, min(MAX_DEFAULT, int(num_left / DESCRIPTORS_PER_CLIENT)))
 
 
 def backlog() -> int:
-    """The most connections that the kernel keeps for us. The loop takes all in one turn, and each is a descriptor."""
+    """The most connections that the kernel keeps for one port. The loop takes all in one turn; each is a descriptor."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(8, min(MAX_BACKLOG, soft // BACKLOG_SHARE))

@@ -38,6 +38,7 @@ from pdcluster_router.engines.models import Models
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.front.access import Access
+from pdcluster_router.front.callers import Callers, places_for
 from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
@@ -105,6 +106,10 @@ class Router:
         self.room = Room(settings.max_buffered_bytes)
         """For the bytes of requests whose answer has not begun."""
         self.clients = Clients(settings.max_connections or default_max_connections())
+        self.callers = Callers(
+            settings.max_internal_connections or places_for(self.clients.max_connections),
+            lambda reason: self.services.failures.tell(Failure(FailureKind.CROWDED_OUT, reason=reason)),
+        )
         self.leavers = Leavers(asyncio.get_running_loop())
         self.keep_alives = KeepAlives(settings.keep_alive_s, self.services.now, self.services.call_later)
         self.access_log = _access_log_of(settings, self.services)

@@ -24,8 +24,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import ProxyProtocol
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
-from pdcluster_router.core.apis.openai_errors import ApiError, bad_request
+from pdcluster_router.core.apis.openai_errors import ApiError, bad_request, no_room
 from pdcluster_router.core.clients.proxy_protocol import Preface
+from pdcluster_router.core.clients.room import RoomLimit, Unread
 from pdcluster_router.engines.trust import check_engine_files
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
@@ -95,7 +96,11 @@ class RouterServer(uvicorn.Server):
     def _client_protocol(self, router: Router) -> Callable[[], asyncio.Protocol]:
         """Makes the outermost protocol of a connection to the client port."""
         certificate = router.certificate
-        new = self._new_protocol if certificate is None else self._over_tls(router, certificate, router.clients)
+        new = (
+            self._new_protocol
+            if certificate is None
+            else self._over_tls(router, certificate, router.clients, RoomLimit.CLIENTS)
+        )
         if self._settings.proxy_protocol is ProxyProtocol.REQUIRED:
             return partial(PrefacedConnection, self._preface_port(router, new))
         return partial(new, None)
@@ -104,7 +109,7 @@ class RouterServer(uvicorn.Server):
         """Makes the outermost protocol of a connection to the internal port, which has TLS."""
         certificate = router.internal_certificate
         assert certificate is not None
-        return partial(self._over_tls(router, certificate, _Uncounted()), None)
+        return partial(self._over_tls(router, certificate, router.callers, RoomLimit.ENGINES), None)
 
     def _new_protocol(self, preface: Preface | None) -> asyncio.Protocol:
         """HTTP for one connection. ``preface``: what the proxy in front has said of it; None without a proxy."""
@@ -112,8 +117,8 @@ class RouterServer(uvicorn.Server):
         protocol.preface = preface
         return protocol
 
-    def _over_tls(self, router: Router, certificate: Certificate, clients: Counting) -> NewProtocol:
-        port = self._tls_port(router, certificate, clients)
+    def _over_tls(self, router: Router, certificate: Certificate, clients: Counting, share: RoomLimit) -> NewProtocol:
+        port = self._tls_port(router, certificate, clients, share)
 
         def new(preface: Preface | None) -> asyncio.Protocol:
             above = partial(self._new_protocol, preface)
@@ -132,7 +137,7 @@ class RouterServer(uvicorn.Server):
             timeout_s=self._settings.client_read_timeout_s,
         )
 
-    def _tls_port(self, router: Router, certificate: Certificate, clients: Counting) -> TlsPort:
+    def _tls_port(self, router: Router, certificate: Certificate, clients: Counting, share: RoomLimit) -> TlsPort:
         failures = router.services.failures
         return TlsPort(
             context=lambda: certificate.context,
@@ -142,6 +147,10 @@ class RouterServer(uvicorn.Server):
             clients=clients,
             on_refused=lambda reason: failures.tell(Failure(FailureKind.TLS_REFUSED, reason=reason)),
             http_answer=_answer_of(bad_request("this port speaks TLS: use https://", "invalid_http")),
+            new_unread=partial(Unread, router.room, share),
+            on_no_room=lambda: failures.tell(
+                Failure(FailureKind.NO_ROOM, reason=no_room(router.room.max_bytes).message)
+            ),
             handshake_timeout_s=self._settings.client_read_timeout_s,
             linger_s=self._settings.client_linger_s,
         )
@@ -172,16 +181,6 @@ class RouterServer(uvicorn.Server):
         await super().shutdown(sockets=sockets)
         if self.force_exit:  # uvicorn leaves it out then, and logs a traceback of the task that waits for it
             await self.lifespan.shutdown()
-
-
-class _Uncounted:
-    """Counts nothing: connections to the internal port are no clients'."""
-
-    def opened(self, connection: object) -> bool:  # noqa: ARG002  # as ``Clients``
-        return True
-
-    def closed(self, connection: object) -> None:
-        """There is nothing to count."""
 
 
 def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:

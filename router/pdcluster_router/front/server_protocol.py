@@ -31,7 +31,7 @@ from pdcluster_router.core.apis.openai_errors import (
     too_many_connections,
 )
 from pdcluster_router.core.apis.request_head import RequestHead, path_of, read_head
-from pdcluster_router.core.clients.room import Heads, RoomLimit
+from pdcluster_router.core.clients.room import Heads, RoomLimit, Unread
 from pdcluster_router.front.router import Router
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.reading import ReadingProtocol
@@ -85,15 +85,16 @@ class RouterProtocol(ReadingProtocol):
         self._is_internal = self._router.is_internal(transport.get_extra_info("sockname")[1])
         self._hot_paths, self._new_cycle = self._router.paths_and_cycles(self.client, is_internal=self._is_internal)
         self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
-        self._is_guest = not self._is_internal and not self._router.clients.opened(self)
-        self._heads = Heads(self._router.room, RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS)
+        self._count = self._router.callers if self._is_internal else self._router.clients
+        self._is_guest = not self._count.opened(self, self.client[0] if self.client else "")
+        share = RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS
+        self._heads, self.unread = Heads(self._router.room, share), Unread(self._router.room, share)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_read_timer()
         self._limit_taking(is_awaited=False)
-        if not self._is_internal:
-            self._router.clients.closed(self)
+        self._count.closed(self)
         self._heads.close()
         active, incoming, self._active, self._incoming = self._active, self._incoming, None, None
         super().connection_lost(exc)
@@ -104,9 +105,13 @@ class RouterProtocol(ReadingProtocol):
             if isinstance(cycle, HotCycle):
                 cycle.gone()
 
-    def abort(self) -> None:
-        """Closes the connection at once."""
-        self.transport.abort()
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a call that is believed, or a whole request for a page, waits here for its answer."""
+        page: object = self.cycle
+        if self._active is not None or not isinstance(page, RequestResponseCycle):
+            return self._active is not None and self._active.owner is not None
+        return not (page.more_body or page.response_started or self.is_full)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -180,7 +185,7 @@ class RouterProtocol(ReadingProtocol):
                 self._stop_read_timer()
             return
         if self.is_in_message and self.is_in_head and not self._heads.hold_half(self.num_head_bytes()):
-            self.refuse(self._no_room())
+            self.refuse(self.no_room())
         if not self.is_in_message and self._has_open_answer():
             self._stop_read_timer()
         elif self._read_timer is None and not self._is_held:
@@ -244,12 +249,6 @@ class RouterProtocol(ReadingProtocol):
             self._active = cycle
             self.loop.call_soon(self._start_hot, cycle)
 
-    def timeout_keep_alive_handler(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()  # It has not even taken its last answer.
-        else:
-            super().timeout_keep_alive_handler()
-
     def refuse_the_rest(self, error: ApiError) -> None:
         """The client gets one error, after the answers that are on their way. Then the connection ends."""
         self._stop_read_timer()
@@ -296,7 +295,7 @@ class RouterProtocol(ReadingProtocol):
         self._incoming = None
         num_bytes = self.num_head_bytes()
         if not self._heads.take_page(num_bytes):
-            raise RefusedRequest(self._no_room())
+            raise RefusedRequest(self.no_room())
         self.cold_head(head)
         self.cycle.on_response = partial(self._page_is_answered, num_bytes)
 
@@ -354,7 +353,7 @@ class RouterProtocol(ReadingProtocol):
         self._tell(FailureKind.TOO_MANY_CONNECTIONS, error)
         raise RefusedRequest(error)
 
-    def _no_room(self) -> ApiError:
+    def no_room(self) -> ApiError:
         self._tell(FailureKind.NO_ROOM, error := no_room(self._router.room.max_bytes))
         return error
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from pdcluster_router.core.clients.room import Unread
+
 SLICE_S: Final = 0.002
 """After so many seconds of a turn of the loop, no further piece or handshake is begun in it."""
 
@@ -104,9 +106,9 @@ class HandshakeRow:
 class Counting(Protocol):
     """Counts connections."""
 
-    def opened(self, connection: Abortable) -> bool: ...
+    def opened(self, connection: Any, address: str) -> bool: ...
 
-    def closed(self, connection: Abortable) -> None: ...
+    def closed(self, connection: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,10 @@ class TlsPort:
     """Called once with the reason why there is no agreement."""
     http_answer: bytes
     """The answer for a client that speaks plain HTTP."""
+    new_unread: Callable[[], Unread]
+    """Makes the room for bytes of one connection that are not decrypted yet."""
+    on_no_room: Callable[[], None]
+    """Called when such bytes find no room."""
     handshake_timeout_s: float
     linger_s: float
     """Seconds that a client gets to take our last word."""

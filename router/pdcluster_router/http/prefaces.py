@@ -53,8 +53,8 @@ class PrefacedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self._transport = transport
         self._port.waiting.add(self)
-        self._port.clients.opened(self)
         peer = get_remote_addr(transport)
+        self._port.clients.opened(self, peer[0] if peer else "")
         if peer is None:  # It has left already.
             self.abort()
         elif not self._port.trusts(peer[0]):

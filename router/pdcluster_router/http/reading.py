@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -35,7 +33,10 @@ from pdcluster_router.core.apis.openai_errors import (
 )
 from pdcluster_router.core.apis.request_head import Headers, RequestHead, origin_form
 from pdcluster_router.core.clients.proxy_protocol import Origin, Preface
+from pdcluster_router.core.clients.room import Unread, without_used
+from pdcluster_router.http.flow import Flow
 from pdcluster_router.http.leavers import Leavers
+from pdcluster_router.http.page_transport import ToWhoIsThere
 from pdcluster_router.http.pauses import PausingProtocol
 
 SLICE_BYTES: Final = 64 << 10
@@ -69,66 +70,6 @@ _NO_HEADERS: Final[Headers] = []
 """Nothing is ever added to it: each message begins with a list of its own."""
 
 
-def _nothing() -> None:
-    """A connection that is lost reads no more."""
-
-
-class _Flow(FlowControl):
-    """uvicorn's flow control, and two things more. It notices a client that leaves while reading is paused. When
-    reading resumes, bytes that have come already are read first.
-    """
-
-    def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None], leavers: Leavers) -> None:
-        super().__init__(transport)
-        self._go_on = go_on
-        self._leavers = leavers
-        self._descriptor = -1
-
-    def pause_reading(self) -> None:
-        if self.read_paused:
-            return
-        super().pause_reading()
-        if not self._transport.is_closing():
-            self._descriptor = self._transport.get_extra_info("socket").fileno()
-            self._leavers.watch(self._descriptor, self._client_left)
-
-    def resume_reading(self) -> None:
-        if self.read_paused:
-            self.read_paused = False
-            self._leavers.forget(self._descriptor)
-            self._go_on()
-
-    def end(self) -> None:
-        """The connection is lost. Its protocol refers to this object, so this object forgets the protocol."""
-        self._go_on = _nothing
-        if self.read_paused:
-            self.read_paused = False  # A page may ask for its body later, when another client has the descriptor.
-            self._leavers.forget(self._descriptor)
-
-    def _client_left(self, *, is_broken: bool) -> None:
-        """Closes as the loop does where it reads the end: a client that still takes bytes gets those written so far."""
-        if is_broken:
-            self._transport.abort()
-        else:
-            self._transport.close()
-
-
-class _ToWhoIsThere:
-    """The transport of a page: it drops what is written to a closed connection. When a client leaves, the parent tells
-    only the newest page of the connection. If another page then wrote, uvloop would log a long error each time."""
-
-    __slots__ = ("_transport", "close", "is_closing")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self.close = transport.close
-        self.is_closing = transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        if not self.is_closing():
-            self._transport.write(data)
-
-
 class ReadingProtocol(PausingProtocol):
     """One connection, as far as it is read. Event loop only."""
 
@@ -158,7 +99,9 @@ class ReadingProtocol(PausingProtocol):
         self._is_upgrade = False
         self._refusal: ApiError | None = None
         self._rest: memoryview | None = None
-        self._flow: _Flow  # The parent's ``flow``, by its own type.
+        self.unread: Unread
+        """The room for ``_rest``; set in ``connection_made``."""
+        self._flow: Flow  # The parent's ``flow``, by its own type.
         self._linger_timer: asyncio.TimerHandle | None = None
 
     # For the subclass to fill in.
@@ -176,6 +119,10 @@ class ReadingProtocol(PausingProtocol):
 
     def has_read(self) -> None:
         """All bytes that have come are read."""
+        raise NotImplementedError
+
+    def no_room(self) -> ApiError:
+        """The error for a client whose bytes find no room; it is told to whom it concerns."""
         raise NotImplementedError
 
     def num_body_bytes_left(self) -> int:
@@ -201,13 +148,14 @@ class ReadingProtocol(PausingProtocol):
         super().connection_made(transport)
         if self.preface is not None and self.preface.origin is not Origin.PROXY:
             self.client = self.preface.client
-        self.flow = self._flow = _Flow(transport, self._go_on, self._leavers)
+        self.flow = self._flow = Flow(transport, self._go_on, self._leavers)
 
     def data_received(self, data: bytes) -> None:
         if self.is_deaf:
             return
         if self._rest is not None:  # It was on its way when reading was paused.
             self._rest = memoryview(bytes(self._rest) + data)
+            self._hold_rest()
         elif len(data) <= PIECE_BYTES:
             self._read(data)
         else:
@@ -218,11 +166,22 @@ class ReadingProtocol(PausingProtocol):
         """No timer and no reference cycle outlives a connection. Thousands of connections a second would else make the
         garbage collector's passes long, and no request goes on during a pass."""
         self._rest = None
+        self.unread.release()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # The parent does so only where the client left in an orderly way.
         self._flow.end()
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self.transport.abort()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()  # It has not even taken its last answer.
+        else:
+            super().timeout_keep_alive_handler()
 
     def linger(self, seconds: float) -> None:
         """The connection ends by itself, or is cut off ``seconds`` after this was first called."""
@@ -237,6 +196,8 @@ class ReadingProtocol(PausingProtocol):
             self._read(piece)
             if self.now() >= ends_at:
                 break
+        if (self._rest is not None or self.unread.num_bytes) and not self.is_deaf:
+            self._hold_rest()
         if self.is_deaf:
             self._rest = None
             if not self.transport.is_closing():
@@ -246,6 +207,16 @@ class ReadingProtocol(PausingProtocol):
             self._go_on()
         elif num_left < SLICE_BYTES and not self.transport.is_closing():
             self._go_on()
+
+    def _hold_rest(self) -> None:
+        """The bytes that wait take room. A client that finds none is refused."""
+        if self._rest is None:
+            self.unread.release()
+        elif self.unread.hold(len(self._rest)):
+            self._rest = without_used(self._rest)
+        else:
+            self._rest = None
+            self.refuse(self.no_room())
 
     def _go_on(self) -> None:
         """Reads on, unless reading is paused: first the bytes that have come already."""
@@ -351,7 +322,7 @@ class ReadingProtocol(PausingProtocol):
         self.url, self.expect_100_continue = url, head.expects_continue
         self.headers.extend(head.headers)  # The scope holds this very list.
         super().on_headers_complete()
-        self.cycle.transport = _ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
+        self.cycle.transport = ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
 
     def drop_unread_page(self, error: ApiError) -> bool:
         """Ends a page whose body was being read. Returns whether it was its turn, without an answer so far: then the

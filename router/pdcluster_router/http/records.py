@@ -35,10 +35,22 @@ COSTLY_PIECE_BYTES: Final = 1 << 10
 30 ms, 16 KiB of a body 20 us."""
 MAX_REPLY_BYTES: Final = 4 << 10
 """TLS itself answers some of a peer's messages. A peer that reads nothing gets so many bytes of that at most."""
+MAX_HANDSHAKE_BYTES: Final = 256 << 10
+"""A peer's bytes up to the agreement, with what is behind it in the same piece. The longest handshake is one with a
+certificate: OpenSSL takes 100 KiB of those. Two of the largest ClientHello and data that is skipped are 48 KiB more."""
 NUM_WRITTEN_BYTES: Final = "num_written_bytes"
-"""A name for ``get_extra_info``: the bytes of records that were written to the socket."""
+"""A name for ``get_extra_info``: the bytes of records up to the last one with bytes of the protocol above. TLS itself
+may have written more since. Those may be lost although the peer has read all of the protocol's."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of a connection that ends with a reset."""
+
+
+class HandshakeTooLongError(ssl.SSLError):
+    """The peer has sent ``MAX_HANDSHAKE_BYTES``, and there is no agreement."""
+
+    def __init__(self) -> None:
+        super().__init__(ssl.SSL_ERROR_SSL, "handshake too long")
+        self.reason = "HANDSHAKE_TOO_LONG"
 
 
 class _End(Enum):
@@ -70,8 +82,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """Whether more is decrypted in the loop's next turn."""
         self._has_ended = False
         """Whether our end is written: then bytes that come are dropped."""
+        self._num_handshake_bytes = 0
         self._num_reply_bytes = 0
         self._num_written_bytes = 0
+        """All bytes of records that were written to the socket."""
+        self._num_written_for_above = 0
+        """The same when the protocol above had written last."""
         self._piece_bytes = PIECE_BYTES
 
     def shake(self) -> None:
@@ -89,6 +105,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return
         if self._rest is not None:  # It was on its way when reading was paused.
             self._rest = memoryview(bytes(self._rest) + data)
+            self._hold_rest()
         elif self._above is not None and len(data) <= self._piece_bytes:
             self._read(data)
         else:
@@ -97,6 +114,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self._read_slice()
             else:
                 self._plain.pause_reading()
+                self._hold_rest()
                 self._wants_turn()
 
     def eof_received(self) -> bool:
@@ -118,15 +136,23 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
     # The handshake.
 
-    def _step(self) -> bool:
-        """Whether there is an agreement now. Raises: ssl.SSLError: There will be none."""
+    def _step(self, num_bytes: int = PIECE_BYTES) -> bool:
+        """Whether there is an agreement now. ``num_bytes``: of those that have come, as many are read at most.
+
+        Raises:
+            ssl.SSLError: There will be none.
+        """
         assert self._tls is not None
         if self._rest is not None:
-            self._incoming.write(self._next_piece())
+            piece = self._next_piece(num_bytes)
+            self._num_handshake_bytes += len(piece)
+            self._incoming.write(piece)
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._flush()
+            self._has_said(self._flush())
+            if self._num_handshake_bytes > MAX_HANDSHAKE_BYTES:
+                raise HandshakeTooLongError from None
             if self._rest is not None:
                 self._wants_turn()
             else:
@@ -134,6 +160,9 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             return False
         self._flush()
         return True
+
+    def _has_said(self, records: bytes) -> None:
+        """These records of the handshake, maybe none, are written, and the peer is to go on."""
 
     def _open_to(self, above: asyncio.Protocol) -> None:
         """There is an agreement: ``above`` has the connection now."""
@@ -147,18 +176,22 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     def _read_slice(self) -> None:
         ends_at = time.monotonic() + SLICE_S
         while self._rest is not None and not (self._is_paused or self._has_ended):
-            self._read(self._next_piece())
+            self._read(self._next_piece(self._piece_bytes))
             if time.monotonic() >= ends_at:
                 break
         if self._has_ended:
             self._rest = None
         elif self._rest is not None:
             self._plain.pause_reading()
+        self._hold_rest()
         self._go_on()
 
-    def _next_piece(self) -> memoryview:
+    def _hold_rest(self) -> None:
+        """The bytes that wait, if there are any, are kept until they can be decrypted."""
+
+    def _next_piece(self, num_bytes: int) -> memoryview:
         assert self._rest is not None
-        piece, self._rest = self._rest[: self._piece_bytes], self._rest[self._piece_bytes :] or None
+        piece, self._rest = self._rest[:num_bytes], self._rest[num_bytes:] or None
         return piece
 
     def _go_on(self) -> None:
@@ -224,7 +257,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         if name == "sslcontext" and self._tls is not None:
             return self._tls.context
         if name == NUM_WRITTEN_BYTES:
-            return self._num_written_bytes
+            return self._num_written_for_above
         return self._plain.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -235,6 +268,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 return
             self._tls.write(data[at : at + RECORD_BYTES])
             self._flush()
+        self._num_written_for_above = self._num_written_bytes
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         """One after the other: a large body is not copied to join it with its head."""
@@ -288,11 +322,14 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
                 self._tls.unwrap()
             self._flush()
 
-    def _flush(self) -> None:
-        if self._outgoing.pending:
-            records = self._outgoing.read()
-            self._num_written_bytes += len(records)
-            self._plain.write(records)
+    def _flush(self) -> bytes:
+        """Writes the records that there are. Returns them."""
+        if not self._outgoing.pending:
+            return b""
+        records = self._outgoing.read()
+        self._num_written_bytes += len(records)
+        self._plain.write(records)
+        return records
 
 
 def _decrypted(tls: ssl.SSLObject, incoming: ssl.MemoryBIO) -> tuple[list[bytes], _End | ssl.SSLError]:

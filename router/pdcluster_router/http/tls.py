@@ -10,22 +10,35 @@ import asyncio
 import ssl
 from typing import Final
 
+from uvicorn.protocols.utils import get_remote_addr
+
 from pdcluster_protocol.pem_files import words_of
+from pdcluster_router.core.clients.client_hello import BadHello, HelloWatch, asks_again
+from pdcluster_router.core.clients.room import without_used
 from pdcluster_router.http.handshakes import TlsPort
-from pdcluster_router.http.records import TlsTransport
+from pdcluster_router.http.records import PIECE_BYTES, TlsTransport
 
 _A, _Z = b"AZ"
 """TLS begins with no letter, and every method of HTTP with one."""
+_BAD_HELLO_ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x2f"
+"""A record with a fatal ``illegal_parameter``, as OpenSSL answers a ClientHello that is too large for itself."""
 _NO_CERTIFICATE: Final = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
 class TlsConnection(TlsTransport):
     """One connection of a client. Event loop only."""
 
+    is_in_use = False
+    """Not before there is an agreement: then the protocol above is asked."""
+
     def __init__(self, port: TlsPort) -> None:
         super().__init__()
         self._port = port
+        self._hello: HelloWatch | None = HelloWatch()
+        """The ClientHello that comes; None: it was whole."""
         self._timer: asyncio.TimerHandle | None = None
+        self._unread = port.new_unread()
+        """The room for ``_rest``."""
 
     # What the event loop says.
 
@@ -33,11 +46,13 @@ class TlsConnection(TlsTransport):
         self._plain = transport
         self._timer = asyncio.get_running_loop().call_later(self._port.handshake_timeout_s, self._shakes_too_long)
         self._port.shaking.add(self)
-        self._port.clients.opened(self)
+        peer = get_remote_addr(transport)
+        self._port.clients.opened(self, peer[0] if peer else "")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._rest = None
+        self._unread.release()
         above, self._above = self._above, None
         if above is not None:
             above.connection_lost(exc)
@@ -59,12 +74,43 @@ class TlsConnection(TlsTransport):
                 return
             self._tls = self._port.context().wrap_bio(self._incoming, self._outgoing, server_side=True)
         try:
-            is_agreed = self._step()
+            is_agreed = self._step(self._num_bytes_to_read(self._rest))
+        except BadHello as bad:
+            self._refuse(str(bad), _BAD_HELLO_ALERT)
         except ssl.SSLError as error:
             self._refuse(_reason_of(error))
         else:
             if is_agreed:
                 self._agreed()
+
+    def _num_bytes_to_read(self, rest: memoryview) -> int:
+        """No more than to the end of a ClientHello: OpenSSL must not begin a second one that was not looked at.
+
+        Raises:
+            BadHello: It is not given to OpenSSL.
+        """
+        hello = self._hello
+        if hello is None:
+            return PIECE_BYTES
+        num_bytes = hello.feed(rest[:PIECE_BYTES])
+        if hello.is_over:
+            self._hello = None
+        return num_bytes
+
+    def _has_said(self, records: bytes) -> None:
+        if asks_again(records):
+            self._hello = HelloWatch()
+
+    def _hold_rest(self) -> None:
+        """A client that finds no room is cut off: without these bytes nothing that follows can be decrypted."""
+        if self._rest is None:
+            self._unread.release()
+        elif self._unread.hold(len(self._rest)):
+            self._rest = without_used(self._rest)
+        else:
+            self._port.on_no_room()
+            self._rest = None
+            self.abort()
 
     def _wants_turn(self) -> None:
         self._port.handshakes.enter(self)

@@ -47,6 +47,8 @@ def test_the_connector_reads_each_setting_that_is_written() -> None:
         quarantine_s=2.5,
         content_check="full",
         min_push_tokens=64,
+        metaserver_ca="/tls/ca.crt",
+        metaserver_tls_name="pool.svc",
         trace_file="/t",
     )
     assert every.keys() == ConnectorSettings.__annotations__.keys()

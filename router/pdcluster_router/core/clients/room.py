@@ -115,3 +115,33 @@ class Heads:
         self.is_whole()
         self._room.give_back(self._num_page_bytes)
         self._num_page_bytes = 0
+
+
+def without_used(rest: memoryview) -> memoryview:
+    """``rest``, copied if it is less than half of its read: the read stays in memory as long as a part of it does."""
+    return memoryview(bytes(rest)) if 2 * rest.nbytes < memoryview(rest.obj).nbytes else rest
+
+
+class Unread:
+    """The room for bytes that have come on a connection and are not looked at yet. Owned by its connection."""
+
+    __slots__ = ("_room", "_share", "num_bytes")
+
+    def __init__(self, room: Room, share: RoomLimit) -> None:
+        """``share``: whose connection it is."""
+        self._room = room
+        self._share = share
+        self.num_bytes = 0
+
+    def hold(self, num_bytes: int) -> bool:
+        """Whether there is room for ``num_bytes`` in place of those before. If not, none is taken."""
+        self.release()
+        if not self._room.take(num_bytes, self._share):
+            return False
+        self.num_bytes = num_bytes
+        return True
+
+    def release(self) -> None:
+        """None wait any more."""
+        self._room.give_back(self.num_bytes)
+        self.num_bytes = 0

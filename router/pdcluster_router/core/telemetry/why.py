@@ -189,6 +189,10 @@ WORDS: Final[dict[str, Words]] = {
     "too_many_connections": Words(
         "clients have more connections than max_connections", "See who holds so many. Else add routers."
     ),
+    "crowded_out": Words(
+        "the internal port had more connections than max_internal_connections",
+        "See who holds so many without a call that waits: engines hold few. A NetworkPolicy keeps others out.",
+    ),
     "tls_refused": Words(
         "a client and the client port came to no TLS agreement",
         "See that clients ask https:// and trust the certificate, and that the file has those between.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.clients.room import MAX_FREE_BYTES, Heads, Room, RoomLimit
+from pdcluster_router.core.clients.room import MAX_FREE_BYTES, Heads, Room, RoomLimit, Unread, without_used
 
 NUM_BYTES = MAX_FREE_BYTES + 1
 
@@ -51,3 +51,21 @@ def test_half_a_head_of_an_engine_has_room_when_clients_have_filled_theirs() -> 
         pass
     assert not Heads(room, RoomLimit.CLIENTS).hold_half(4096)
     assert Heads(room, RoomLimit.ENGINES).hold_half(4096)
+
+
+def test_unread_bytes_take_the_room_of_those_before_them_and_none_if_there_is_no_more() -> None:
+    room = Room(800)
+    unread = Unread(room, RoomLimit.CLIENTS)
+    assert [unread.hold(600), unread.hold(700), unread.hold(200)] == [True] * 3
+    assert (room.used_bytes, unread.num_bytes) == (200, 200)
+    assert not unread.hold(701)
+    assert (room.used_bytes, unread.num_bytes) == (0, 0)
+    unread.release()
+    assert room.used_bytes == 0
+
+
+def test_a_small_rest_of_a_large_read_does_not_keep_the_read() -> None:
+    read = bytes(1000)
+    assert without_used(memoryview(read)[500:]).obj is read
+    rest = without_used(memoryview(read)[501:])
+    assert (rest.obj is read, rest.nbytes) == (False, 499)

@@ -1,0 +1,54 @@
+"""When a client's connection is read, and how its end is noticed while it is not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from pdcluster_router.http.leavers import Leavers
+
+
+def _nothing() -> None:
+    """A connection that is lost reads no more."""
+
+
+class Flow(FlowControl):
+    """uvicorn's flow control, and two things more. It notices a client that leaves while reading is paused. When
+    reading resumes, bytes that have come already are read first.
+    """
+
+    def __init__(self, transport: asyncio.Transport, go_on: Callable[[], None], leavers: Leavers) -> None:
+        super().__init__(transport)
+        self._go_on = go_on
+        self._leavers = leavers
+        self._descriptor = -1
+
+    def pause_reading(self) -> None:
+        if self.read_paused:
+            return
+        super().pause_reading()
+        if not self._transport.is_closing():
+            self._descriptor = self._transport.get_extra_info("socket").fileno()
+            self._leavers.watch(self._descriptor, self._client_left)
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self._leavers.forget(self._descriptor)
+            self._go_on()
+
+    def end(self) -> None:
+        """The connection is lost. Its protocol refers to this object, so this object forgets the protocol."""
+        self._go_on = _nothing
+        if self.read_paused:
+            self.read_paused = False  # A page may ask for its body later, when another client has the descriptor.
+            self._leavers.forget(self._descriptor)
+
+    def _client_left(self, *, is_broken: bool) -> None:
+        """Closes as the loop does where it reads the end: a client that still takes bytes gets those written so far."""
+        if is_broken:
+            self._transport.abort()
+        else:
+            self._transport.close()

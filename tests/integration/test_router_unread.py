@@ -1,0 +1,87 @@
+"""Bytes that have come and wait to be looked at are bytes of requests too: they take room, with TLS and without."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.certificates import Authority
+from fakes.faults import Gate
+from fakes.http import RawClient
+from fakes.router import Rig, raw, running_rig, until
+from integration.tls_clients import ended
+from patience import PATIENCE_S
+from pdcluster_router.core.clients.room import RoomLimit
+
+pytestmark = pytest.mark.anyio
+
+NUM_MANY = 1500
+MANY = raw() * NUM_MANY
+"""Behind a request that runs. Some thirty are parsed and wait, which takes 150,000 bytes of room. The others that came
+in the same read of 128 KiB are not wanted before an answer. The kernel keeps few enough for an end behind them."""
+MORE_THAN_HEADS = 200_000
+
+
+@pytest.fixture(params=["plain", "tls"])
+def files(request: pytest.FixtureRequest, authority: Authority, tmp_path: Path) -> dict[str, Any]:
+    return {} if request.param == "plain" else authority.issue().write(tmp_path / "files")
+
+
+async def send_many(rig: Rig) -> RawClient:
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await rig.client()
+    await client.send(raw())
+    await rig.decode.next_request()
+    client.writer.write(MANY)
+    return client
+
+
+async def test_bytes_that_wait_take_room_until_their_client_leaves(files: dict[str, Any]) -> None:
+    async with running_rig(**files) as rig:
+        client = await send_many(rig)
+        await until(lambda: rig.router.leavers.num_watched == 1)
+        assert rig.router.room.used_bytes > MORE_THAN_HEADS
+        client.leave()
+        await until(lambda: rig.router.room.used_bytes == 0)
+
+
+async def test_bytes_that_wait_give_their_room_back_when_they_are_read(files: dict[str, Any]) -> None:
+    async with running_rig(**files) as rig:
+        client = await send_many(rig)
+        await until(lambda: rig.router.leavers.num_watched == 1)
+        rig.decode.open_gate(Gate.RESERVE)
+        for _ in range(1 + NUM_MANY):
+            assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200
+        client.leave()
+        await until(lambda: rig.router.room.used_bytes == 0)
+
+
+def leave_free(rig: Rig, num_bytes: int) -> None:
+    """Others have the room of clients but for so many bytes."""
+    room = rig.router.room
+    assert room.take(room.max_bytes * RoomLimit.CLIENTS // 8 - num_bytes - room.used_bytes, RoomLimit.CLIENTS)
+
+
+async def test_a_client_whose_bytes_find_no_room_is_told_behind_its_answers(rig: Rig) -> None:
+    leave_free(rig, MORE_THAN_HEADS)
+    client = await send_many(rig)
+    await until(lambda: rig.router.services.failures.recent() != {})
+    rig.decode.open_gate(Gate.RESERVE)
+    statuses: list[int] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while not statuses or statuses[-1] == 200:
+            answer = await client.receive()
+            statuses.append(answer.status)
+    assert (len(statuses) < 100, answer.status, answer.json()["error"]["code"]) == (True, 503, "no_room")
+    await ended(client.reader)
+
+
+async def test_a_client_with_tls_whose_bytes_find_no_room_is_cut_off(tls: Rig) -> None:
+    leave_free(tls, MORE_THAN_HEADS)
+    client = await send_many(tls)
+    await ended(client.reader)
+    await tls.settled()
+    assert await tls.failures() == {"client_gone": 1, "no_room": 1}

@@ -1,0 +1,16 @@
+"""The limit of time for the tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from patience import HANGS_S
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All examples of ``make test-all`` take minutes on a busy machine; pytest's own limit is for one case."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(HANGS_S))

@@ -87,21 +87,28 @@ def add_tls_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that ``tls_flags_of`` reads."""
     add = parser.add_argument
     told = "PEM file with the authorities to trust, or the certificate itself; https then (default: the system's)"
-    add("--tls-ca", metavar="FILE", default="", help=told)
-    add("--tls-cert", metavar="FILE", default="", help="PEM file with the certificate to show; https then")
-    add("--tls-key", metavar="FILE", default="", help="PEM file with its private key, without a password")
+    add("--tls-ca", metavar="FILE", type=_file, help=told)
+    add("--tls-cert", metavar="FILE", type=_file, help="PEM file with the certificate to show; https then")
+    add("--tls-key", metavar="FILE", type=_file, help="PEM file with its private key, without a password")
     told = "name that the certificate of the other end must have; https then (default: the host that is asked)"
-    add("--tls-name", metavar="NAME", type=_name, default="", help=told)
+    add("--tls-name", metavar="NAME", type=_name, help=told)
 
 
 def tls_flags_of(given: argparse.Namespace) -> TlsFlags:
-    return TlsFlags(given.tls_ca, given.tls_cert, given.tls_key, given.tls_name)
+    return TlsFlags(given.tls_ca or "", given.tls_cert or "", given.tls_key or "", given.tls_name or "")
+
+
+def _file(word: str) -> str:
+    """``word``, if it is one. A shell's empty variable would turn TLS off."""
+    if not word:
+        raise argparse.ArgumentTypeError("it is empty: name a file, or leave the flag out")
+    return word
 
 
 def _name(word: str) -> str:
     """``word``, if a connection can ask for it."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=word or None)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=word)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{word!r} is no DNS name or address") from error
     return word

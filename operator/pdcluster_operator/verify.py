@@ -54,12 +54,16 @@ class RouterTrust:
     name: str
 
     def context(self, authorities: str) -> ssl.SSLContext:
-        """Raises: ConfigError: These are no certificates."""
+        """``authorities``: PEM; words between the certificates may be of any language, as in files.
+
+        Raises:
+            ConfigError: These are no certificates.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # So an authority may be one between, as routers allow.
         try:
-            context.load_verify_locations(cadata=authorities)
+            context.load_verify_locations(cadata=authorities.encode("ascii", "ignore").decode())
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(f"{self.secret}, key {self.key}: {error}: give certificates in PEM") from error
         return context
@@ -162,6 +166,10 @@ class TargetVerifier:
             return TrialVerdict.NOBODY_ANSWERED, _not_trusted(asked, error)
         except (aiohttp.ClientError, OSError) as error:
             return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {error}"
+        except Exception as error:
+            # The top of a task: a bug in one pool's verification must not end the term, and with it all pools' work.
+            logger.exception("verification broke target=%s", asked.target)
+            return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {type(error).__name__}"
 
     async def _secret(self, asked: ToVerify) -> Secret:
         """Raises: ConfigError: It is no secret for a pool."""
@@ -176,8 +184,10 @@ class TargetVerifier:
         url, trust = asked.url + VERIFY_PATH, asked.trust
         context = trust.context(await self._secrets.read(trust.secret, trust.key)) if trust else True
         name = trust.name if trust else None
-        post = self._session.post(url, data=body, headers=headers, ssl=context, server_hostname=name)
-        async with post as response:
+        # No redirects: an order is for this pool's routers, and another place may speak plain HTTP.
+        async with self._session.post(
+            url, data=body, headers=headers, ssl=context, server_hostname=name, allow_redirects=False
+        ) as response:
             return response.status, await response.read()
 
 

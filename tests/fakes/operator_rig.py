@@ -69,7 +69,8 @@ def strangers_session(router_port: Callable[[], int] = lambda: INTERNAL_PORT) ->
 
 @dataclass
 class FakeRouter:
-    """Answers verifications. ``answers``: status and message, one after the other; then 200."""
+    """Answers verifications. ``answers``: status and message, one after the other; then 200. The message of a redirect
+    is its place."""
 
     answers: list[tuple[int, str]] = field(default_factory=list)
     orders: list[VerifyOrder] = field(default_factory=list)
@@ -89,7 +90,8 @@ class FakeRouter:
         self.passes.append(request.headers["Authorization"])
         status, message = self.answers.pop(0) if self.answers else (200, "")
         body = {"verified": True} if status == 200 else {"error": {"message": message}}
-        return web.json_response(body, status=status)
+        place = {"Location": message} if 300 <= status < 400 else {}
+        return web.json_response(body, status=status, headers=place)
 
 
 @asynccontextmanager

@@ -6,8 +6,8 @@ import argparse
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,9 +21,10 @@ from integration.test_router_internal_tls import REACHED, reason_of
 from patience import PATIENCE_S
 from pdcluster_cli.cluster.routers import ask_routers
 from pdcluster_cli.pod import ready
+from pdcluster_cli.pod.mirror import Mirror, NotCopied
 from pdcluster_connector.metaserver_tls import TlsFiles
 from pdcluster_operator.core.manifests.command import PodPlace, transfer_config
-from pdcluster_operator.core.manifests.pool_tls import FOLDER, server_name
+from pdcluster_operator.core.manifests.pool_tls import COPY_FOLDER, FOLDER, server_name
 from pdcluster_operator.core.manifests.probes import engine_probes
 from pdcluster_operator.core.manifests.router import router_argv
 from pdcluster_protocol.labels import Role
@@ -42,10 +43,17 @@ class Mounted:
 
     authority: Authority
     secret: MountedSecret
+    mirror: Mirror = field(init=False)
+    """Beside the engine."""
+
+    def __post_init__(self) -> None:
+        self.mirror = Mirror(self.secret.folder, self.secret.folder.with_suffix(".copy"))
+        self.mirror.target.mkdir()
 
     def here(self, word: str) -> str:
         """A word of a pod's command line, for this machine."""
-        return word.replace(FOLDER, str(self.secret.folder)).replace("$(POD_IP)", "127.0.0.1")
+        word = word.replace(FOLDER, str(self.secret.folder)).replace(COPY_FOLDER, str(self.mirror.target))
+        return word.replace("$(POD_IP)", "127.0.0.1")
 
     def router_settings(self) -> dict[str, Any]:
         """The rendered settings of TLS, with engines that are found as tests find them."""
@@ -77,7 +85,9 @@ def mounted(authority: Authority, tmp_path: Path) -> Mounted:
 
 
 async def probe(rig: Rig, mounted: Mounted, kind: str) -> int:
-    """The exit status of the prefill engine's probe."""
+    """The exit status of the prefill engine's probe, after its mirror has looked."""
+    with suppress(NotCopied):
+        mounted.mirror.update()
     _, _, *words = map(mounted.here, engine_probes(POOL, Role.PREFILL)[f"{kind}Probe"]["exec"]["command"])
     words[words.index("--port") + 1] = rig.prefill.url.rpartition(":")[2]
     return await asyncio.to_thread(ready.main, [*words, "--host", "127.0.0.1"])
@@ -118,6 +128,15 @@ async def test_a_renewed_secret_is_taken_by_the_router_and_by_the_next_probe(mou
             contexts.add(id(before.context))
             assert (await post(rig, PROMPT)).status == 200
             assert await probe(rig, mounted, "readiness") == 0
+
+
+async def test_a_secret_that_is_broken_for_a_while_takes_no_engine_out_of_service(mounted: Mounted) -> None:
+    """Router and engine get over it: they go on with the last pair that fits."""
+    async with mounted.pool() as rig:
+        assert await probe(rig, mounted, "readiness") == 0
+        mounted.secret.publish(for_both_ends(mounted.authority), key=for_both_ends(mounted.authority))
+        assert [await probe(rig, mounted, kind) for kind in ("readiness", "liveness")] == [0, 0]
+        assert (await post(rig, PROMPT)).status == 200
 
 
 async def test_an_engine_of_another_name_is_alive_and_not_ready(authority: Authority, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -28,7 +29,7 @@ from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.verify import MAX_PODS, RouterTrust, TargetVerifier, ToVerify
 from pdcluster_protocol.secret import make_secret
-from pdcluster_protocol.verify import VerifyOrder
+from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder
 
 pytestmark = pytest.mark.anyio
 
@@ -142,6 +143,34 @@ async def test_authorities_that_are_none_are_told() -> None:
         assert found.outcome is Verification.FAILED
         assert found.error.startswith("Secret default/pool-secret, key ca.crt: ")
         assert found.error.endswith(": give certificates in PEM")
+
+
+async def test_authorities_may_have_words_of_any_language_between_them(tmp_path: Path) -> None:
+    """Files of many authorities have; engines and routers read such a file as it is."""
+    authority = Authority(tmp_path / "ca.crt")
+    context = authority.issue(names=(NAME,)).server(tmp_path / "router")
+    async with bench(context=context, ca=f"# Főtanúsítvány\n{authority.ca.read_text()}") as it:
+        assert await it.ask(over_tls(it)) == VerificationResult(Verification.PASSED)
+
+
+async def test_a_router_sends_no_order_to_another_place(tmp_path: Path) -> None:
+    """Not in the clear either, if the router has TLS."""
+    authority = Authority(tmp_path / "ca.crt")
+    context = authority.issue(names=(NAME,)).server(tmp_path / "router")
+    async with running_router() as elsewhere:
+        place = f"http://elsewhere.svc:{elsewhere.port}{VERIFY_PATH}"
+        async with bench((307, place), context=context, ca=authority.ca.read_text()) as it:
+            found = await it.ask(over_tls(it))
+    assert elsewhere.orders == []
+    assert found == VerificationResult(Verification.FAILED, place)
+
+
+async def test_a_bug_in_one_request_ends_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async with bench() as it:
+        broken = replace(it.order(), trust=cast("RouterTrust", object()))
+        assert await it.ask(broken) is None
+        assert "verification broke target=" in caplog.text
+        assert await it.ask(it.order("r-p2-d")) == VerificationResult(Verification.PASSED)
 
 
 async def test_of_a_large_pool_some_pods_are_named() -> None:

@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
@@ -108,7 +108,7 @@ async def _ask_url(url: str, tls: TlsFlags, path: str, timeout_s: float) -> byte
 
 async def _get(url: str, tls: TlsFlags, path: str) -> tuple[int, bytes]:
     """Status and body. Reads until the peer closes, up to a limit of bytes; the caller limits the time."""
-    parts = urlsplit(url if "//" in url else f"//{url}")
+    parts = _parts_of(url)
     if parts.scheme not in ("", "http", "https"):
         raise ValueError(f"a router's internal port speaks http or https, not {parts.scheme}")
     if parts.scheme == "http" and tls.is_given:
@@ -127,8 +127,12 @@ async def _get(url: str, tls: TlsFlags, path: str) -> tuple[int, bytes]:
         writer.close()
 
 
+def _parts_of(url: str) -> SplitResult:
+    return urlsplit(url if "//" in url else f"//{url}")
+
+
 def _has_tls(url: str, tls: TlsFlags) -> bool:
-    return url.startswith("https:") or tls.is_given
+    return _parts_of(url).scheme == "https" or tls.is_given
 
 
 async def _read_all(reader: asyncio.StreamReader) -> bytes:

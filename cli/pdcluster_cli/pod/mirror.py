@@ -16,6 +16,7 @@ import ssl
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,10 @@ class NotCopied(Exception):
 
 @dataclass(slots=True)
 class Mirror:
-    """The copy of three files, as they were when they were last usable. One owner."""
+    """The copy of three files, as they were when they were last usable. One owner.
+
+    ``_copied``: what the copy holds; empty where that is not known.
+    """
 
     source: Path
     target: Path
@@ -47,7 +51,8 @@ class Mirror:
         """Whether the copy was written anew. It is not touched where nothing has changed.
 
         Raises:
-            NotCopied: A file cannot be read or written, or certificate and key are no pair. The copy stays as it is.
+            NotCopied: A file cannot be read, or certificate and key are no pair: the copy stays as it is. Or the copy
+                cannot be written: the next look writes it again.
         """
         published = self.source / _PUBLISHED
         folder = published.resolve() if published.is_symlink() else self.source
@@ -56,6 +61,7 @@ class Mirror:
             if found == self._copied:
                 return False
             _check(folder)
+            self._copied = {}
             for name, content in found.items():
                 _write_in_place(self.target / name, content)
         except OSError as error:  # ssl.SSLError is one.
@@ -130,4 +136,6 @@ def _write_in_place(path: Path, content: bytes) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"pdcluster mirror: {line}", file=sys.stderr, flush=True)
+    """Print the line; that no process reads it is no reason to end, and to leave the engine without renewals."""
+    with suppress(OSError):
+        print(f"pdcluster mirror: {line}", file=sys.stderr, flush=True)

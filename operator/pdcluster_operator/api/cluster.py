@@ -225,8 +225,9 @@ class PoolTls(ApiModel):
     tls.key, and under ca.crt the authorities that routers and engines trust. The certificate is for servers and
     clients, and engines answer all that have one of these authorities. Renewals are taken without a restart."""
     server_name: str | None = Field(default=None, min_length=1, max_length=MAX_NAME, pattern=_DNS_NAME)
-    """The DNS name that the certificate has. Default: NAME-router-internal.NAMESPACE.svc, with the name and namespace
-    of the PDCluster, for pods are called by addresses that no certificate names."""
+    """The DNS name that the certificate has. Default: that of the routers' internal Service, which is
+    NAME-router-internal.NAMESPACE.svc if the PDCluster's name is a DNS label of at most 36 characters that begins with
+    a letter. Pods are called by addresses, which no certificate names."""
 
 
 def _tls_in(spec: str) -> str:

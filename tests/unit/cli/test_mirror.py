@@ -13,7 +13,7 @@ import pytest
 
 from fakes.certificates import Authority
 from fakes.mounted_secret import MountedSecret
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from pdcluster_cli.pod.mirror import Mirror, NotCopied, main
 
 
@@ -77,6 +77,24 @@ def test_what_is_no_pair_is_not_copied(secret: MountedSecret, copies: Path, auth
     assert content_of(copies) == good
 
 
+def test_a_copy_that_was_cut_short_is_written_again_also_from_the_secret_of_before(
+    secret: MountedSecret, copies: Path, authority: Authority
+) -> None:
+    mirror, first = Mirror(secret.folder, copies), authority.issue()
+    secret.publish(first)
+    mirror.update()
+    (copies / "tls.crt").rename(copies / "away")
+    (copies / "tls.crt").mkdir()  # The key can be written, and its certificate not, as if memory were full.
+    secret.publish(authority.issue())
+    with pytest.raises(NotCopied):
+        mirror.update()
+    (copies / "tls.crt").rmdir()
+    (copies / "away").rename(copies / "tls.crt")
+    secret.publish(first)
+    assert mirror.update()
+    assert content_of(copies) == secret.content()
+
+
 def test_without_a_certificate_no_engine_is_started(
     secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,3 +125,19 @@ def test_the_engine_is_this_process_and_its_end_is_the_copys_end(
         began_at = time.monotonic()
         assert engine.stderr.read() == b"", "the child had it open"
         assert time.monotonic() - began_at < PATIENCE_S
+
+
+def test_it_goes_on_where_its_words_are_not_read(secret: MountedSecret, copies: Path, authority: Authority) -> None:
+    words = ["mirror", "--source", str(secret.folder), "--target", str(copies), "--interval-s", "0.01"]
+    command = [sys.executable, "-m", "pdcluster_cli", *words, "--", sys.executable, "-c", ENGINE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as engine:
+        assert engine.stdout is not None
+        assert engine.stderr is not None
+        engine.stdout.readline()
+        engine.stderr.close()
+        try:
+            for _ in range(3):
+                secret.publish(authority.issue())
+                assert until(lambda: content_of(copies) == secret.content())
+        finally:
+            engine.kill()

@@ -187,6 +187,26 @@ async def test_a_router_that_asks_is_shown_a_certificate(authority: Authority, t
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("scheme", ["https", "HTTPS", " https", "ht\ttps"])
+async def test_a_router_is_asked_by_https_however_its_url_spells_it(scheme: str) -> None:
+    async with router(None) as (port, asked):
+        (said,) = await ask(f"{scheme}://127.0.0.1:{port}")
+        assert "it may speak plain HTTP" in str(said)
+        assert not [line for line in asked if b"GET" in line]
+
+
+@pytest.mark.parametrize("flag", ["--tls-ca", "--tls-cert", "--tls-key", "--tls-name"])
+def test_an_empty_variable_does_not_turn_tls_off(
+    flag: str, authority: Authority, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with engine(authority, tmp_path) as pages:
+        with pytest.raises(SystemExit, match="2"):
+            probe(pages, flag, "")
+        assert pages.asked == []
+    assert f"argument {flag}: " in capsys.readouterr().err
+
+
+@pytest.mark.anyio
 async def test_no_router_is_asked_in_the_clear_where_a_flag_of_tls_is_given(authority: Authority) -> None:
     async with router(None) as (port, asked):
         said = await ask(f"http://127.0.0.1:{port}", f"https://127.0.0.1:{port}", ca=str(authority.ca))

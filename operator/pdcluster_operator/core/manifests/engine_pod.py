@@ -99,7 +99,7 @@ def _pod_spec(pool: Pool, role: Role, place: PodPlace) -> Document:
         "securityContext": _security(pool, spec),
         "terminationGracePeriodSeconds": grace_s(pool.spec.drain.timeout_seconds),
         "containers": [_container(pool, role, place)],
-        "volumes": _volumes(pool),
+        "volumes": _volumes(pool, place),
     }
 
 
@@ -116,7 +116,7 @@ def _container(pool: Pool, role: Role, place: PodPlace) -> Document:
         "ports": _ports(pool, role, place),
         "resources": _resources(spec),
         "securityContext": container_security(locks_memory=_locks_memory(pool)),
-        "volumeMounts": _mounts(pool),
+        "volumeMounts": _mounts(pool, place),
         **LAST_WORDS,
         **probes,
         "lifecycle": drain_hook(pool, place),
@@ -160,18 +160,18 @@ def _requests(spec: RoleSpec) -> dict[str, str]:
     return {"cpu": f"{millicores * ranks}m" if rest else str(whole), "memory": f"{gib * ranks}Gi"}
 
 
-def _volumes(pool: Pool) -> list[Document]:
+def _volumes(pool: Pool, place: PodPlace) -> list[Document]:
     volume = pool.spec.model.volume
     return [
         scratch_volume("tmp"),
         scratch_volume("cache"),
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         *([{"name": "model", **volume.source}] if volume else []),
-        *pool_tls.engine_volumes(pool),
+        *(pool_tls.secret_volumes if place is PodPlace.WORKER else pool_tls.engine_volumes)(pool),
     ]
 
 
-def _mounts(pool: Pool) -> list[Document]:
+def _mounts(pool: Pool, place: PodPlace) -> list[Document]:
     model = [{"name": "model", "mountPath": MODEL_FOLDER, "readOnly": True}] if pool.spec.model.volume else []
     return [
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a folder in the container
@@ -179,5 +179,5 @@ def _mounts(pool: Pool) -> list[Document]:
         # Workers of one engine exchange tensors here; a container's own /dev/shm has 64 MiB.
         {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
         *model,
-        *pool_tls.engine_mounts(pool),
+        *(pool_tls.secret_mounts if place is PodPlace.WORKER else pool_tls.engine_mounts)(pool),
     ]

@@ -1,7 +1,7 @@
 """TLS inside a pool (``spec.tls``): where pods mount its one Secret, and the words by which each part uses it.
 
-    Secret --> /etc/pdcluster/pool-tls   of routers and engines: flags, decode's calls, probes, drain hooks
-                 `--> /run/pdcluster/pool-tls   of engines: ``pdcluster mirror`` copies it for vLLM
+    Secret --> /etc/pdcluster/pool-tls   of routers and engines: flags, decode's calls
+                 `--> /run/pdcluster/pool-tls   of engines: ``pdcluster mirror`` copies it for vLLM, probes, drain hooks
 
 All ask for one name, because pods are called by their addresses. Engines ask for certificates too; routers' internal
 port does not. ``docs/decisions/0036-tls-inside-by-the-operator.md`` says why. Without ``spec.tls`` each function gives
@@ -64,6 +64,7 @@ def secret_mounts(pool: Pool) -> list[Document]:
 
 
 def engine_volumes(pool: Pool) -> list[Document]:
+    """Of an engine that answers HTTP: the mounted Secret, and room for the copy."""
     copy = {"name": _COPY_VOLUME, "emptyDir": {"medium": "Memory"}}
     return [*secret_volumes(pool), copy] if pool.spec.tls else []
 
@@ -112,9 +113,13 @@ def decode_settings(pool: Pool) -> ConnectorSettings:
     return {"metaserver_ca": f"{FOLDER}/{CA}", "metaserver_tls_name": server_name(pool)}
 
 
-def command_flags(pool: Pool) -> list[str]:
-    """Words of ``pdcluster ready`` and ``pdcluster drain``, which ask an engine."""
+def command_flags(pool: Pool, folder: str = COPY_FOLDER) -> list[str]:
+    """Words of ``pdcluster ready`` and ``pdcluster drain``, which ask an engine.
+
+    They read the engine's copy, where certificate and key always fit each other. In the Secret they may not for a
+    while; engines and routers then go on with the last pair that fits, so no engine may leave service for it.
+    """
     if pool.spec.tls is None:
         return []
-    files = ["--tls-ca", f"{FOLDER}/{CA}", "--tls-cert", f"{FOLDER}/{CERT}", "--tls-key", f"{FOLDER}/{KEY}"]
+    files = ["--tls-ca", f"{folder}/{CA}", "--tls-cert", f"{folder}/{CERT}", "--tls-key", f"{folder}/{KEY}"]
     return [*files, "--tls-name", server_name(pool)]

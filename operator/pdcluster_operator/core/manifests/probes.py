@@ -91,7 +91,10 @@ def drain_hook(pool: Pool, place: PodPlace) -> Document:
     removes all of them, the leader too (``RecreateGroupOnPodRestart``).
     """
     timeout_s = str(pool.spec.drain.timeout_seconds)
-    command = ["pdcluster", "drain", "--port", str(PORT), "--timeout-s", timeout_s, *pool_tls.command_flags(pool)]
+    # A worker has no copy of the Secret, which is for the engine's HTTP server.
+    folder = pool_tls.FOLDER if place is PodPlace.WORKER else pool_tls.COPY_FOLDER
+    flags = pool_tls.command_flags(pool, folder)
+    command = ["pdcluster", "drain", "--port", str(PORT), "--timeout-s", timeout_s, *flags]
     if place is PodPlace.WORKER:
         # Kubernetes replaces $(NAME) in a container's arguments, and not in its hooks.
         command = ["sh", "-c", f'exec {shlex.join(command)} --host "$LWS_LEADER_ADDRESS"']

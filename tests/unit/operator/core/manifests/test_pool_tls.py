@@ -34,6 +34,7 @@ NAME: Final = "pool-router-internal.default.svc"
 SECRET: Final = "/etc/pdcluster/pool-tls"
 COPY: Final = "/run/pdcluster/pool-tls"
 FLAGS: Final = TlsFlags(f"{SECRET}/ca.crt", f"{SECRET}/tls.crt", f"{SECRET}/tls.key", NAME)
+OF_COPY: Final = TlsFlags(f"{COPY}/ca.crt", f"{COPY}/tls.crt", f"{COPY}/tls.key", NAME)
 
 
 def engine_pod(changes: dict[str, Any], role: Role = Role.DECODE, place: PodPlace = PodPlace.ALONE) -> dict[str, Any]:
@@ -70,7 +71,8 @@ PODS: Final = [
 @pytest.mark.parametrize("pod", PODS)
 def test_each_file_that_a_pod_names_is_one_that_it_mounts(pod: dict[str, Any]) -> None:
     named = set(re.findall(rf"(?:{SECRET}|{COPY})(?=/)/[\w.]+", json.dumps(container(pod))))
-    assert {f"{SECRET}/ca.crt", f"{SECRET}/tls.crt", f"{SECRET}/tls.key"} <= named
+    used = COPY if "mirror" in container(pod)["command"] else SECRET
+    assert {f"{used}/ca.crt", f"{used}/tls.crt", f"{used}/tls.key"} <= named
     mounts = {one["mountPath"]: one["name"] for one in container(pod)["volumeMounts"]}
     volumes = {one["name"]: one for one in pod["volumes"]}
     keys = {one["key"]: one["path"] for one in volumes[mounts[SECRET]]["secret"]["items"]}
@@ -127,7 +129,9 @@ def test_an_engine_is_started_beside_a_copy_that_follows_the_secret(role: Role) 
 
 
 def test_a_worker_without_a_server_has_no_copy_and_asks_its_leader_by_tls() -> None:
-    worker = container(engine_pod(GROUP, Role.DECODE, PodPlace.WORKER))
+    pod = engine_pod(GROUP, Role.DECODE, PodPlace.WORKER)
+    worker = container(pod)
+    assert "pool-tls-copy" not in json.dumps(pod)
     assert worker["command"] == ["python3", "-m", "vllm.entrypoints.cli.main", "serve"]
     assert not [word for word in worker["args"] if "ssl" in word]
     (script,) = worker["lifecycle"]["preStop"]["exec"]["command"][2:]
@@ -136,17 +140,17 @@ def test_a_worker_without_a_server_has_no_copy_and_asks_its_leader_by_tls() -> N
 
 
 @pytest.mark.parametrize("role", Role)
-def test_probes_and_drain_of_an_engine_are_commands_with_its_certificate(role: Role) -> None:
+def test_probes_and_drain_of_an_engine_are_commands_with_its_copy_of_the_certificate(role: Role) -> None:
     found = container(engine_pod(TLS, role))
     startup, alive, readiness = (found[f"{name}Probe"] for name in ("startup", "liveness", "readiness"))
     assert not [probe for probe in (startup, alive, readiness) if "httpGet" in probe]
     for probe, is_alive in ((startup, True), (alive, True), (readiness, False)):
         given = ready.make_parser().parse_args(probe["exec"]["command"][2:])
-        assert (given.role, given.port, given.alive, tls_flags_of(given)) == (role.value, 8000, is_alive, FLAGS)
+        assert (given.role, given.port, given.alive, tls_flags_of(given)) == (role.value, 8000, is_alive, OF_COPY)
         assert probe["timeoutSeconds"] > given.timeout_s
     assert startup["periodSeconds"] * startup["failureThreshold"] == 7200
     hook = drain.make_parser().parse_args(found["lifecycle"]["preStop"]["exec"]["command"][2:])
-    assert tls_flags_of(hook) == FLAGS
+    assert tls_flags_of(hook) == OF_COPY
 
 
 def test_decode_calls_routers_by_tls_only() -> None:

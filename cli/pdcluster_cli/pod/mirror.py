@@ -53,8 +53,8 @@ class Mirror:
         """Whether the copy was written anew. It is not touched where nothing has changed.
 
         Raises:
-            NotCopied: A file cannot be read, certificate and key are no pair, or peers would refuse the certificate: the
-                copy stays as it is. Or the copy cannot be written: the next look writes it again.
+            NotCopied: A file cannot be read, the key does not fit, or peers would refuse the certificate. The copy is
+                not touched then. Or the copy cannot be written: the next look writes it again.
         """
         published = self.source / _PUBLISHED
         folder = published.resolve() if published.is_symlink() else self.source

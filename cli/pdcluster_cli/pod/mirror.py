@@ -30,6 +30,8 @@ KEY: Final = "tls.key"
 CA: Final = "ca.crt"
 _PUBLISHED: Final = "..data"
 """Kubernetes' link to the folder of now in a mounted Secret: all files change at once with it."""
+_STEPS: Final = 5
+"""The most steps of each end in a handshake in memory; it takes two."""
 
 
 class NotCopied(Exception):
@@ -51,8 +53,8 @@ class Mirror:
         """Whether the copy was written anew. It is not touched where nothing has changed.
 
         Raises:
-            NotCopied: A file cannot be read, or certificate and key are no pair: the copy stays as it is. Or the copy
-                cannot be written: the next look writes it again.
+            NotCopied: A file cannot be read, the key does not fit, or peers would refuse the certificate. The copy is
+                not touched then. Or the copy cannot be written: the next look writes it again.
         """
         published = self.source / _PUBLISHED
         folder = published.resolve() if published.is_symlink() else self.source
@@ -115,10 +117,21 @@ def _follow(mirror: Mirror, engine: int, interval_s: float) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Raises: OSError: OpenSSL would not take the files."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / CERT, folder / KEY, password=_no_password)
-    context.load_verify_locations(folder / CA)
+    """By a handshake in memory, as routers prove the same certificate before they use it.
+
+    Raises:
+        OSError: OpenSSL does not take the files, or a peer that trusts these authorities would refuse the certificate.
+    """
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(folder / CERT, folder / KEY, password=_no_password)
+    client.check_hostname = False  # The name is not known here.
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(folder / CA)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
+    for end in ends * _STEPS:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
 
 
 def _no_password() -> str:

@@ -7,11 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from fakes.certificates import Authority
+from fakes.certificates import FOR_CLIENTS, Authority
 from fakes.mounted_secret import MountedSecret
 from patience import PATIENCE_S, until
 from pdcluster_cli.pod.mirror import Mirror, NotCopied, main
@@ -74,6 +75,25 @@ def test_what_is_no_pair_is_not_copied(secret: MountedSecret, copies: Path, auth
     shutil.rmtree(secret.folder)
     with pytest.raises(NotCopied, match="No such file or directory"):
         mirror.update()
+    assert content_of(copies) == good
+
+
+def test_a_certificate_that_no_peer_would_take_is_not_copied(
+    secret: MountedSecret, copies: Path, authority: Authority, tmp_path: Path
+) -> None:
+    """Routers keep the good one before it as well, so both ends go on with a pair that is still valid."""
+    mirror = Mirror(secret.folder, copies)
+    mirror.update()
+    good = content_of(copies)
+    for bad, why in (
+        (authority.issue(begins=timedelta(days=-2), ends=timedelta(days=-1)), "certificate has expired"),
+        (authority.issue(begins=timedelta(days=1), ends=timedelta(days=2)), "certificate is not yet valid"),
+        (authority.issue(usage=FOR_CLIENTS), "unsuitable certificate purpose"),
+        (Authority(tmp_path / "other.crt", "other").issue(), "unable to get local issuer certificate"),
+    ):
+        secret.publish(bad)
+        with pytest.raises(NotCopied, match=why):
+            mirror.update()
     assert content_of(copies) == good
 
 

@@ -121,6 +121,15 @@ async def test_the_memory_of_a_body_is_seen_while_its_client_is_there(rig: Rig) 
         await rig.settled()
 
 
+async def test_a_large_body_is_freed_once_decode_answers_and_prefill_is_over(rig: Rig) -> None:
+    with our_memory() as num_bytes:
+        client = await in_its_answer(rig)
+        await until(lambda: num_bytes() < len(BODY) // 4)
+        assert rig.router.services.running
+        client.leave()
+        await rig.settled()
+
+
 @contextmanager
 def our_memory() -> Iterator[Callable[[], int]]:
     """Bytes that the router's own code has made since, and keeps; without the collector, which would hide circles."""

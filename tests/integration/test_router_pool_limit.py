@@ -67,6 +67,18 @@ async def test_a_probe_that_is_given_up_takes_no_requests_connection_either(*, i
         await pool.close()
 
 
+async def test_a_connection_that_is_being_made_counts() -> None:
+    async with silent_engine() as url:
+        pool = pool_of(url, max_connections=2)
+        hearers = [Hearer() for _ in range(3)]
+        for hearer in hearers:
+            pool.send(GET, hearer)
+        await asyncio.sleep(0)  # A refusal comes in the next turn of the loop.
+        assert [hearer.lost.done() for hearer in hearers] == [False, False, True]
+        assert "all 2 connections are in use" in hearers[2].lost.result().reason
+        await pool.close()
+
+
 async def test_a_connection_that_has_just_been_made_counts_once() -> None:
     async with silent_engine() as url:
         pool = pool_of(url, max_connections=2)

@@ -101,6 +101,20 @@ async def test_an_engine_that_is_back_starts_slowly_after_its_probes_and_after_i
     await roster.close()
 
 
+async def test_an_ejected_engine_that_answers_again_is_back_and_starts_slowly() -> None:
+    clock = Clock(1000.0)
+    roster = Roster(PoolLimits(4, 1.0, 1.0), least_tokens, lambda: None, lambda _: None, clock)
+    roster.update([Member("http://127.0.0.1:1", Role.DECODE)])
+    (engine,) = roster.all_engines()
+    eject(engine)
+    clock.now += FIRST_EJECTION_S
+    await until(lambda: engine.breaker.circuit is Circuit.HALF_OPEN)
+    engine.began(engine.take(100))
+    assert engine.breaker.circuit is Circuit.CLOSED
+    assert engine.load.tokens(now=clock.now) == pytest.approx(100 / FIRST_PART)
+    await roster.close()
+
+
 async def test_a_policy_is_asked_when_its_engines_change_and_only_then() -> None:
     asked: list[int] = []
 

@@ -1,7 +1,7 @@
 """The flags by which commands ask engines and routers over TLS: whom to trust, what to show, which name to expect.
 
 With one of the flags nothing is asked in the clear. The files are read for each call, because Secrets are renewed in
-place. A probe that runs every few seconds imports this file, so the file imports nothing of ours.
+place. A probe that runs every few seconds imports this file, so it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import argparse
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
+
+from pdcluster_protocol.pem_files import client_context, no_password, words_of
 
 
 class Unusable(Exception):
@@ -36,20 +38,20 @@ class TlsFlags:
         Raises:
             Unusable: A file cannot be read, or certificate and key are no pair.
         """
-        context = _modern()
+        context = client_context()
         try:
             if self.ca:
                 context.load_verify_locations(self.ca)
             else:
                 context.load_default_certs()
         except OSError as error:  # ssl.SSLError is one.
-            raise Unusable(f"--tls-ca {self.ca}: {_words_of(error)}: name a file of certificates in PEM") from error
+            raise Unusable(f"--tls-ca {self.ca}: {words_of(error)}: name a file of certificates in PEM") from error
         self._show_with(context)
         return context
 
     def any_context(self) -> ssl.SSLContext:
         """A client's context that takes any certificate, and shows ours if its files can be used."""
-        context = _modern()
+        context = client_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with suppress(Unusable):
             self._show_with(context)
@@ -62,9 +64,9 @@ class TlsFlags:
         if not (self.cert and self.key):
             raise Unusable(f"{both}: give both files, or neither")
         try:
-            context.load_cert_chain(self.cert, self.key, password=_no_password)
+            context.load_cert_chain(self.cert, self.key, password=no_password)
         except OSError as error:
-            raise Unusable(f"{both}: {_words_of(error)}: give a certificate and its key in PEM, no password") from error
+            raise Unusable(f"{both}: {words_of(error)}: give a certificate and its key in PEM, no password") from error
 
     def told_of(self, error: ssl.SSLError) -> str:
         """Why there is no agreement, and the cure."""
@@ -73,7 +75,7 @@ class TlsFlags:
         if isinstance(error, ssl.SSLCertVerificationError):
             said = error.verify_message.rstrip(".")
             return f"its certificate is not trusted ({said}): it must be signed by {trusted}, and name {expected}"
-        return f"no TLS agreement ({_words_of(error)}): it may speak plain HTTP, or {self.told_of_refusal}"
+        return f"no TLS agreement ({words_of(error)}): it may speak plain HTTP, or {self.told_of_refusal}"
 
     @property
     def told_of_refusal(self) -> str:
@@ -112,21 +114,3 @@ def _name(word: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{word!r} is no DNS name or address") from error
     return word
-
-
-def _modern() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # So the CA may be intermediate, or the certificate itself.
-    return context
-
-
-def _no_password() -> str:
-    """Without it OpenSSL would ask for a password at the terminal."""
-    return ""
-
-
-def _words_of(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):
-        return error.reason.lower().replace("_", " ") if error.reason else "OpenSSL cannot read it"
-    return error.strerror or str(error)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.pem_files import FileState, no_password, state_of, words_of
+from pdcluster_protocol.pem_files import FileState, client_context, no_password, state_of, words_of
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +100,7 @@ def _checked_name(name: str) -> str:
 
 
 def _context_of(files: TlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # So the CA may be intermediate, or the router's certificate.
+    context = client_context()
     try:
         if files.ca:
             context.load_verify_locations(files.ca)

@@ -28,6 +28,7 @@ from pdcluster_operator.errors import KubeError
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.pem_files import client_context
 from pdcluster_protocol.secret import Secret, make_secret
 from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder
 
@@ -59,9 +60,7 @@ class RouterTrust:
         Raises:
             ConfigError: These are no certificates.
         """
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # So an authority may be one between, as routers allow.
+        context = client_context()
         try:
             context.load_verify_locations(cadata=authorities.encode("ascii", "ignore").decode())
         except (ssl.SSLError, ValueError) as error:

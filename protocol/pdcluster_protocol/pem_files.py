@@ -1,6 +1,7 @@
-"""PEM files that may be replaced at any time, as router and connector look at them and tell what is wrong with them.
+"""PEM files that may be replaced at any time, as all parts look at them, use them and tell what is wrong with them.
 
-Both read certificates and keys, and may not import each other. Standard library only.
+All of them read certificates and keys, and most may not import each other. Standard library only: a probe that runs
+every few seconds imports this file.
 """
 
 from __future__ import annotations
@@ -27,6 +28,15 @@ def words_of(error: OSError, unsaid: str = "OpenSSL cannot read it") -> str:
     if isinstance(error, ssl.SSLError):
         return error.reason.lower().replace("_", " ") if error.reason else unsaid
     return error.strerror or str(error)
+
+
+def client_context() -> ssl.SSLContext:
+    """A client's context with TLS 1.2 and 1.3 that trusts none yet. What it will trust may be an authority between, or
+    the other end's certificate itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
 
 
 def no_password() -> str:

@@ -23,6 +23,7 @@ from typing import Final
 
 from pdcluster_cli import numbers
 from pdcluster_cli.commands import SUBCOMMANDS
+from pdcluster_protocol.pem_files import client_context, no_password
 
 DEFAULT_INTERVAL_S: Final = 3.0
 CERT: Final = "tls.crt"
@@ -122,21 +123,15 @@ def _check(folder: Path) -> None:
     Raises:
         OSError: OpenSSL does not take the files, or a peer that trusts these authorities would refuse the certificate.
     """
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    server.load_cert_chain(folder / CERT, folder / KEY, password=_no_password)
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), client_context()
+    server.load_cert_chain(folder / CERT, folder / KEY, password=no_password)
     client.check_hostname = False  # The name is not known here.
-    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.load_verify_locations(folder / CA)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)
     for end in ends * _STEPS:
         with suppress(ssl.SSLWantReadError):
             end.do_handshake()
-
-
-def _no_password() -> str:
-    """Without it OpenSSL would ask for a password at the terminal."""
-    return ""
 
 
 def _write_in_place(path: Path, content: bytes) -> None:

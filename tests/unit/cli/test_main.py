@@ -59,6 +59,7 @@ def test_what_a_pod_runs_every_few_seconds_imports_next_to_nothing(name: str) ->
         "pdcluster_protocol",
         "pdcluster_protocol.labels",
         "pdcluster_protocol.launch",
+        "pdcluster_protocol.pem_files",
     }
     assert not {"numpy", "zmq", "msgspec", "pydantic", "asyncio"} & set(done.stderr.split())
 

@@ -1,4 +1,4 @@
-"""What router and connector do alike with PEM files."""
+"""What all parts do alike with PEM files."""
 
 from __future__ import annotations
 

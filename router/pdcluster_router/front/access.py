@@ -25,6 +25,7 @@ from pdcluster_router.core.apis.openai_errors import (
 )
 from pdcluster_router.core.apis.request_head import Headers
 from pdcluster_router.core.clients.api_keys import KEY_HEADERS, ApiKeys, key_in, parse_keys
+from pdcluster_router.core.clients.fair_queue import NO_KEY, KeyFlow
 from pdcluster_router.core.clients.key_limits import KeyUse, KeyUses, LimitedBy, OverLimit
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
@@ -72,6 +73,14 @@ class Access:
             return None
         refusal = use.enter(num_tokens, now=now)
         return use if refusal is None else _error_of(client, refusal)
+
+    def names(self) -> frozenset[str]:
+        """The names of all keys; one empty name where clients need none."""
+        return frozenset(("",) if self.keys is None else self.keys.names)
+
+    def flow_of(self, client: str) -> KeyFlow:
+        """The flow of a request that has to wait. ``client``: the name of its key; empty where it needs none."""
+        return NO_KEY if self.keys is None else self.keys.flow_of(client)
 
     def line_for_engines(self, headers: Headers) -> bytes:
         """The lines with a key that go to the engines with a request of this client; may be empty."""

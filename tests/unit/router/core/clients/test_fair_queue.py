@@ -100,6 +100,12 @@ def test_a_priority_that_waits_has_a_turn_of_one_request_and_then_waits_again() 
     assert order_of(queue, most=2, now=20.0) == "a2 late2", "of two that have waited, the earlier priority is first"
 
 
+def test_a_priority_that_has_waited_has_one_turn_and_not_one_for_each_of_its_keys() -> None:
+    queue = queue_of((LATE, 1, 10), (KeyFlow("other", priority=1), 1, 10), (A, 3, 10))
+    let_in(queue, A, "a1", now=5.0)
+    assert order_of(queue, now=10.0) == "late1 a2 a3 other1"
+
+
 def test_a_priority_waits_for_its_turn_from_when_its_first_request_came() -> None:
     queue = queue_of((A, 3, 10))
     queue.add("late1", LATE, 10, now=50.0)

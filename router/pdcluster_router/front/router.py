@@ -239,7 +239,7 @@ class Router:
         self.services.metrics.ended(Outcome.LIMITED)
         cycle.teller = Told(outcome=Outcome.LIMITED, failures=(), left_queue_at=request.received_at)
         keep_limited(self.services, request, error)
-        cycle.answer_error(error)
+        cycle.answer_error(error, self.access.lines_for(request.client, request.received_at))
 
     def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
         exchange = None

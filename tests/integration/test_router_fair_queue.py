@@ -118,6 +118,22 @@ async def test_a_key_that_fills_the_queue_gives_its_newest_place_to_another_key(
         assert prompts(rig) == ["greedy", "greedy", "modest", "greedy"]
 
 
+async def test_the_next_request_of_a_connection_that_lost_its_place_is_answered_too(tmp_path: Path) -> None:
+    """It comes to the queue while the one that took the place is being seated."""
+    async with running_rig(**ONE, api_key_file=keys_in(tmp_path), max_queued_requests=3) as rig:
+        clients = await occupied(rig, 2)
+        newest = await ask(rig, "greedy", KEY)
+        await queued(rig, 3)
+        body = json.dumps({"model": "m", "prompt": "greedy"}).encode()
+        await newest.send(request_bytes(COMPLETIONS, body, bearer(KEY)))
+        clients.append(await ask(rig, "modest", OTHER))
+        answers = [await answer_to(newest) for _ in range(2)]
+        assert [answer.json()["error"]["code"] for answer in answers] == ["queue_full"] * 2
+        assert rig.router.services.num_queued == 3
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_to(client)).status for client in clients] == [200] * 4
+
+
 async def test_what_waits_while_its_keys_weight_changes_is_served(tmp_path: Path) -> None:
     file = keys_in(tmp_path)
     async with running_rig(**ONE, api_key_file=file, api_key_interval_s=0.02) as rig:

@@ -144,7 +144,7 @@ class ManyFlows(RuleBasedStateMachine):
     def queue(self, guest: int, flow: KeyFlow) -> None:
         if self.gate.queue(guest, self.shares[guest], now=self.now, deadline=1e9, flow=flow) is None:
             counts = {each: self.num_of(each) / each.weight for each in FLOWS}
-            out = self.gate.crowd_out(flow)
+            out = self.gate.displace_for(flow)
             if out is None:
                 assert max(counts.values()) <= (self.num_of(flow) + 1) / flow.weight, "its part of the places"
                 return

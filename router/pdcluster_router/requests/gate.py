@@ -53,21 +53,7 @@ class Gate:
         if admission.enter(share):
             self._start(cycle, request)
             return
-        waiting = _Waiting(self, cycle, request, admission)
-        flow, now = self._flow_of(request.client), self._services.now()
-        until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
-        crowded_out = admission.crowd_out(flow) if until is None else None
-        if crowded_out is not None:
-            until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
-        if until is None:
-            self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
-            return
-        cycle.owner = waiting
-        self._wake_by(until)
-        self._services.make_room()  # It may be small enough to pass those before it.
-        if crowded_out is not None:  # Last, for its client may have sent another request already.
-            self._waited(crowded_out, now)
-            self._turn_away(crowded_out, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(crowded_out)))
+        self._queue(_Waiting(self, cycle, request, admission), share)
 
     def leave(self, waiting: _Waiting) -> None:
         """The client has left the queue."""
@@ -91,6 +77,23 @@ class Gate:
                 self._waited(waiting, now)
                 waiting.cycle.keep_alive = False
                 self._turn_away(waiting, FailureKind.DRAINING, draining(), Outcome.REJECTED)
+
+    def _queue(self, waiting: _Waiting, share: int) -> None:
+        admission, request, now = waiting.admission, waiting.request, self._services.now()
+        flow = self._flow_of(request.client)
+        until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
+        displaced = admission.displace_for(flow) if until is None else None
+        if displaced is not None:
+            until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
+        if until is None:
+            self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
+            return
+        waiting.cycle.owner = waiting
+        self._wake_by(until)
+        self._services.make_room()  # It may be small enough to pass those before it.
+        if displaced is not None:  # Last: its client may have sent another request already, which comes here at once.
+            self._waited(displaced, now)
+            self._turn_away(displaced, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(displaced)))
 
     def _admit(self) -> None:
         now = self._services.now()

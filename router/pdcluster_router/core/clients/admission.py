@@ -110,11 +110,11 @@ class Admission(Generic[Waiter]):
         self._turns.add(waiter, flow, share, now=now)
         return place.deadline
 
-    def crowd_out(self, flow: KeyFlow) -> Waiter | None:
+    def displace_for(self, flow: KeyFlow) -> Waiter | None:
         """A request that has left the full queue, so that one of ``flow`` may ``queue``. None: there is none, because
         ``flow`` has as many places as any other, by weight.
         """
-        waiter = self._turns.crowded_out_by(flow)
+        waiter = self._turns.displaced_by(flow)
         if waiter is not None:
             self.leave(waiter)
         return waiter

@@ -152,7 +152,7 @@ class FairQueue(Generic[Waiter]):
                 tag += line.costs[waiter] / line.flow.weight
                 heappush(entries, (line.flow.priority, tag, number, after, line, rest))
 
-    def crowded_out_by(self, flow: KeyFlow) -> Waiter | None:
+    def displaced_by(self, flow: KeyFlow) -> Waiter | None:
         """The one that gives its place to a new request of ``flow`` where there is none left: the newest of the flow
         with the most places by weight. None: that would be ``flow`` itself. Costs a look at each flow that waits.
         """

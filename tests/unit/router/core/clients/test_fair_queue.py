@@ -131,7 +131,7 @@ def test_a_priority_waits_for_its_turn_from_when_its_first_request_came() -> Non
 def test_a_full_queue_has_places_for_all_keys_by_weight(
     waiting: list[tuple[KeyFlow, int, int]], flow: KeyFlow, out: str | None
 ) -> None:
-    assert queue_of(*waiting).crowded_out_by(flow) == out
+    assert queue_of(*waiting).displaced_by(flow) == out
 
 
 def test_a_small_request_of_another_key_passes_a_large_one_for_a_while() -> None:
@@ -154,7 +154,7 @@ def test_a_key_whose_requests_fill_the_queue_gives_a_place_to_another_key() -> N
     for number in range(3):
         assert gate.queue(f"a{number}", 10, now=0.0, deadline=90.0, flow=A) is not None
     assert gate.queue("b", 10, now=1.0, deadline=90.0, flow=B) is None
-    assert gate.crowd_out(B) == "a2"
+    assert gate.displace_for(B) == "a2"
     assert gate.queue("b", 10, now=1.0, deadline=90.0, flow=B) is not None
     assert gate.waiters == ["a0", "a1", "b"]
     gate.give_back(100)

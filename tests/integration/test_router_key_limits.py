@@ -104,6 +104,45 @@ async def test_more_than_a_rate_is_told_when_asking_again_helps(
         assert len(rig.decode.seen) == 1
 
 
+RATE = ("limit", "remaining", "reset")
+
+
+def rate_in(answer: Message) -> list[str | None]:
+    return [answer.headers.get(f"x-ratelimit-{word}-requests") for word in RATE]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_answers_tell_by_openais_names_what_a_key_has_left_of_its_requests_a_minute(
+    tmp_path: Path, path: str
+) -> None:
+    async with running_rig(api_key_file=keys_in(tmp_path, "requests_per_minute=2")) as rig:
+        client = await begin(rig, path)
+        assert rate_in(await answer_to(client)) == ["2", "1", "30s"]
+        rig.decode.fault = Fault.ERROR_404
+        answers = []
+        for _ in range(2):
+            await client.send(request_bytes(path, json.dumps(BODIES[path]).encode(), bearer(KEY)))
+            answers.append(await answer_to(client))
+        assert [answer.status for answer in answers] == [404, 429]
+        assert [rate_in(answer)[:2] for answer in answers] == [["2", "0"]] * 2
+        assert all(0 < float(str(rate_in(answer)[2]).removesuffix("s")) <= 60 for answer in answers)
+        assert rate_in(await answer_to(await begin(rig, path, OTHER))) == [None] * 3
+
+
+async def test_a_key_without_a_rate_is_told_none(tmp_path: Path) -> None:
+    limits = "max_concurrent=1 prompt_tokens_per_minute=10000"
+    async with running_rig(api_key_file=keys_in(tmp_path, limits)) as rig:
+        assert rate_in(await answer_to(await begin(rig))) == [None] * 3
+
+
+async def test_keys_that_name_no_limit_have_that_of_the_defaults(tmp_path: Path) -> None:
+    file = keys_in(tmp_path, "requests_per_minute=9")
+    file.write_text("defaults requests_per_minute=5\n" + file.read_text())
+    async with running_rig(api_key_file=file) as rig:
+        answers = [await answer_to(await begin(rig, key=key)) for key in (KEY, OTHER)]
+        assert [rate_in(answer)[:2] for answer in answers] == [["9", "8"], ["5", "4"]]
+
+
 async def test_a_prompt_that_never_fits_is_no_429(tmp_path: Path) -> None:
     """Clients' libraries would try it again and again."""
     async with running_rig(api_key_file=keys_in(tmp_path, "prompt_tokens_per_minute=3")) as rig:

@@ -147,6 +147,18 @@ PANELS: Final = (
         (Line("sum by (client) (pdcluster_router_key_running{POOL})", "{{client}}"),),
     ),
     Panel(
+        "Wait in the queue for each key",
+        "The average of requests that had to wait and wait no more. Without a name where clients have no keys.",
+        "s",
+        (
+            Line(
+                "sum by (client) (rate(pdcluster_router_queue_wait_seconds_sum{POOL}[$__rate_interval])) / "
+                "sum by (client) (rate(pdcluster_router_queue_wait_seconds_count{POOL}[$__rate_interval]))",
+                "{{client}}",
+            ),
+        ),
+    ),
+    Panel(
         "Comments to streams that wait",
         "Each is keep_alive_s without an event: many mean a queue before prefill, or engines that stand still.",
         "ops",

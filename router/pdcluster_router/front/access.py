@@ -25,7 +25,8 @@ from pdcluster_router.core.apis.openai_errors import (
 )
 from pdcluster_router.core.apis.request_head import Headers
 from pdcluster_router.core.clients.api_keys import KEY_HEADERS, ApiKeys, key_in, parse_keys
-from pdcluster_router.core.clients.key_limits import KeyUse, KeyUses, LimitedBy, OverLimit
+from pdcluster_router.core.clients.fair_queue import NO_KEY, KeyFlow
+from pdcluster_router.core.clients.key_limits import KeySlot, KeyUse, KeyUses, LimitedBy, OverLimit
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.settings import Settings
@@ -63,15 +64,28 @@ class Access:
         name = self.keys.name_of(key)
         return wrong_key() if name is None else name
 
-    def enter(self, client: str, num_tokens: int, now: float) -> KeyUse | ApiError | None:
-        """A request of the key ``client`` begins. Returns the key's use, whose ``leave`` ends the request; the error
-        of a request that is over a limit; or None: the key has no limits.
+    def enter(self, client: str, num_tokens: int, now: float) -> KeySlot | ApiError | None:
+        """A request of the key ``client`` begins. Returns its slot, whose ``leave`` ends the request; the error of a
+        request that is over a limit; or None: the key has no limits.
         """
         use = self.uses.of(client)
         if use is None:
             return None
         refusal = use.enter(num_tokens, now=now)
-        return use if refusal is None else _error_of(client, refusal)
+        return KeySlot(use, _lines_of(use, now)) if refusal is None else _error_of(client, refusal)
+
+    def lines_for(self, client: str, now: float) -> bytes:
+        """Header lines for a request of this key that was turned away; empty: it has no rate of requests."""
+        use = self.uses.of(client)
+        return b"" if use is None else _lines_of(use, now)
+
+    def names(self) -> frozenset[str]:
+        """The names of all keys; one empty name where clients need none."""
+        return frozenset(("",) if self.keys is None else self.keys.names)
+
+    def flow_of(self, client: str) -> KeyFlow:
+        """The flow of a request that has to wait. ``client``: the name of its key; empty where it needs none."""
+        return NO_KEY if self.keys is None else self.keys.flow_of(client)
 
     def line_for_engines(self, headers: Headers) -> bytes:
         """The lines with a key that go to the engines with a request of this client; may be empty."""
@@ -85,6 +99,19 @@ class Access:
         self.keys = read_keys(self._path)
         self.uses.follow(self.keys.limits)
         logger.info("api keys changed names=%s", ",".join(self.keys.names))
+
+
+def _lines_of(use: KeyUse, now: float) -> bytes:
+    """The rest of the key's requests a minute, by OpenAI's names; empty: it has no such limit."""
+    rate = use.requests_left(now)
+    if rate is None:
+        return b""
+    text = (
+        f"x-ratelimit-limit-requests: {rate.per_minute}\r\n"
+        f"x-ratelimit-remaining-requests: {rate.left}\r\n"
+        f"x-ratelimit-reset-requests: {round(rate.full_in_s, 3):g}s\r\n"
+    )
+    return text.encode()
 
 
 def _error_of(client: str, refusal: OverLimit) -> ApiError:

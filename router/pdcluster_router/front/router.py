@@ -92,8 +92,8 @@ class Router:
     def __init__(self, settings: Settings, secret: Secret) -> None:
         self.settings = settings
         self.services = Services(settings, secret)
-        self.gate = Gate(self.services, self._start)
         self.access = Access(settings)
+        self.gate = Gate(self.services, self._start, self.access.flow_of)
         self.addresses = ClientAddresses(map(parse_network, settings.trusted_proxies), settings.forwarded_header)
         self.certificate = certificate_of(settings)
         """None: the client port is plain."""
@@ -114,7 +114,7 @@ class Router:
         self.keep_alives = KeepAlives(settings.keep_alive_s, self.services.now, self.services.call_later)
         self.access_log = _access_log_of(settings, self.services)
         """None: this router writes none."""
-        self.services.metrics.watch_keys(self.access.uses)
+        self.services.metrics.watch_keys(self.access.uses, self.access.names)
         shown = (self.certificate, self.internal_certificate, self.services.trust)
         if any(expiries_of(shown)):
             self.services.metrics.watch_certificate(lambda: min(expiries_of(shown)))
@@ -239,7 +239,7 @@ class Router:
         self.services.metrics.ended(Outcome.LIMITED)
         cycle.teller = Told(outcome=Outcome.LIMITED, failures=(), left_queue_at=request.received_at)
         keep_limited(self.services, request, error)
-        cycle.answer_error(error)
+        cycle.answer_error(error, self.access.lines_for(request.client, request.received_at))
 
     def _start(self, cycle: HotCycle, request: ClientRequest) -> None:
         exchange = None

@@ -24,7 +24,7 @@ from pdcluster_router.core.apis.request_head import RequestHead
 from pdcluster_router.core.apis.sse import STREAM_LINES
 from pdcluster_router.core.apis.trace_context import remains_of
 from pdcluster_router.core.clients.api_keys import ApiKeys
-from pdcluster_router.core.clients.key_limits import KeyUse
+from pdcluster_router.core.clients.key_limits import KeySlot
 from pdcluster_router.core.clients.room import SMALL_BYTES, Room, RoomLimit
 from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.telemetry.access_log import Teller
@@ -175,8 +175,8 @@ class HotCycle:
         """The answer behind the stream; None: no engine was asked yet."""
         self.on_over: Callable[[HotCycle], None] | None = None
         """Called once, when the answer is over or the client gone."""
-        self.slot: KeyUse | None = None
-        """The use of its key, which it leaves when it is over; None: its key has no limits."""
+        self.slot: KeySlot | None = None
+        """The slot of its key, which it leaves when it is over; None: its key has no limits."""
         self.on_refused: Callable[[HotCycle, ApiError], None] | None = None
         """Called once with an error of the router, before the client is answered with it."""
         self.teller: Teller | None = None
@@ -288,6 +288,8 @@ class HotCycle:
             framing = b"transfer-encoding: chunked\r\n"
         else:
             framing, self.keep_alive, self._is_framed = b"", False, False
+        if self.slot is not None:
+            headers += self.slot.lines
         closing = b"" if self.keep_alive else b"connection: close\r\n"
         named = b"x-request-id: %b\r\n" % self.request_id if self.request_id else b""
         line = STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status

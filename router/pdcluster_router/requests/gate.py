@@ -14,6 +14,7 @@ from typing import Final
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.apis.openai_errors import ApiError, deadline_passed, draining, queue_full, queue_timeout
 from pdcluster_router.core.clients.admission import Admission
+from pdcluster_router.core.clients.fair_queue import KeyFlow
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.requests.unserved import keep_turned_away
@@ -31,10 +32,11 @@ Start = Callable[[HotCycle, ClientRequest], None]
 class Gate:
     """The queue of one router. Event loop only; ``drain`` empties it."""
 
-    def __init__(self, services: Services, start: Start) -> None:
-        """``start``: called with each request that enters."""
+    def __init__(self, services: Services, start: Start, flow_of: Callable[[str], KeyFlow]) -> None:
+        """``start``: called with each request that enters. ``flow_of``: the flow of a key's name."""
         self._services = services
         self._start = start
+        self._flow_of = flow_of
         self._admissions: dict[Role, Admission[_Waiting]] = services.admissions
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
@@ -51,18 +53,12 @@ class Gate:
         if admission.enter(share):
             self._start(cycle, request)
             return
-        waiting = _Waiting(self, cycle, request, admission)
-        until = admission.queue(waiting, share, now=self._services.now(), deadline=request.deadline)
-        if until is None:
-            self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
-            return
-        cycle.owner = waiting
-        self._wake_by(until)
-        self._services.make_room()  # It may be small enough to pass those before it.
+        self._queue(_Waiting(self, cycle, request, admission), share)
 
     def leave(self, waiting: _Waiting) -> None:
         """The client has left the queue."""
         waiting.admission.leave(waiting)
+        self._waited(waiting, self._services.now())
         self._services.make_room()  # A request behind it may fit into the room.
         self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE, None)
 
@@ -75,15 +71,35 @@ class Gate:
         """No request waits any more."""
         if self._timer is not None:
             self._timer.cancel()
+        now = self._services.now()
         for admission in self._admissions.values():
             for waiting in admission.clear():
+                self._waited(waiting, now)
                 waiting.cycle.keep_alive = False
                 self._turn_away(waiting, FailureKind.DRAINING, draining(), Outcome.REJECTED)
+
+    def _queue(self, waiting: _Waiting, share: int) -> None:
+        admission, request, now = waiting.admission, waiting.request, self._services.now()
+        flow = self._flow_of(request.client)
+        until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
+        displaced = admission.displace_for(flow) if until is None else None
+        if displaced is not None:
+            until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
+        if until is None:
+            self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
+            return
+        waiting.cycle.owner = waiting
+        self._wake_by(until)
+        self._services.make_room()  # It may be small enough to pass those before it.
+        if displaced is not None:  # Last: its client may have sent another request already, which comes here at once.
+            self._waited(displaced, now)
+            self._turn_away(displaced, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(displaced)))
 
     def _admit(self) -> None:
         now = self._services.now()
         for admission in self._admissions.values():
             for waiting in admission.admit(now=now):
+                self._waited(waiting, now)
                 waiting.cycle.owner = None
                 self._start(waiting.cycle, waiting.request)
 
@@ -108,7 +124,13 @@ class Gate:
         if left := [deadline for deadline in deadlines if deadline is not None]:
             self._wake_by(min(left))
 
+    def _waited(self, waiting: _Waiting, now: float) -> None:
+        """It is in the queue no more."""
+        request = waiting.request
+        self._services.metrics.waited(request.client, now - request.received_at)
+
     def _waited_too_long(self, waiting: _Waiting, now: float, retry_after_s: int) -> None:
+        self._waited(waiting, now)
         if now >= waiting.request.deadline:
             error = deadline_passed(now - waiting.request.received_at, "waiting to be admitted")
             self._turn_away(waiting, FailureKind.DEADLINE, error, Outcome.TIMEOUT)

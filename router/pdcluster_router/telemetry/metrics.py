@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter as Counted
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
@@ -18,7 +18,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from pdcluster_protocol.labels import Role
@@ -95,6 +101,8 @@ class Metrics:
         self._registry.register(_LabelCounts("engine_ejections", ejections, "role", self._ejected))
         self._seconds = {span: _Seconds() for span in Span}
         self._registry.register(_SpanSeconds(self._seconds))
+        self._waits: dict[str, _Wait] = {}
+        """By the key's name."""
         self._in_flight = self._gauge("in_flight", "Requests that have not ended")
         self._queued = self._gauge("queue_length", "Requests that wait until there is room to prefill them")
         self._backlog = self._gauge(
@@ -137,6 +145,14 @@ class Metrics:
         one.counts[bisect_left(_SECONDS, seconds)] += 1
         one.total += seconds
 
+    def waited(self, client: str, seconds: float) -> None:
+        """A request was in the queue for so long. ``client``: the name of its key."""
+        wait = self._waits.get(client)
+        if wait is None:
+            wait = self._waits[client] = _Wait()
+        wait.num_requests += 1
+        wait.total_s += seconds
+
     def watch_in_flight(self, count: Callable[[], float]) -> None:
         """``count`` is called when the metrics are read: nothing is counted on the hot path."""
         self._in_flight.set_function(count)
@@ -161,9 +177,12 @@ class Metrics:
         text = "Comments that kept silent streams open"
         self._registry.register(_Total("keep_alives", text, count))
 
-    def watch_keys(self, uses: KeyUses) -> None:
-        """As ``watch_in_flight``. Keys without limits are not there; names are those of the file of keys."""
+    def watch_keys(self, uses: KeyUses, names: Callable[[], Container[str]]) -> None:
+        """As ``watch_in_flight``. ``uses``: those of keys with limits; ``names``: all names in the file of keys. Keys
+        that are gone are gone from the metrics too.
+        """
         self._registry.register(_Keys(uses))
+        self._registry.register(_Waits(self._waits, names))
 
     def watch_certificate(self, expires_at: Callable[[], float]) -> None:
         """As ``watch_in_flight``. Not there where the router shows no certificate."""
@@ -239,6 +258,34 @@ class _Keys(Collector):
                 refused.add_metric((name, by.value), number, created=self._created_at)
         yield refused
         yield running
+
+
+class _Wait:
+    """How long one key's requests have waited, in all."""
+
+    __slots__ = ("num_requests", "total_s")
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.total_s = 0.0
+
+
+class _Waits(Collector):
+    """The waits in the queue, by the names of keys."""
+
+    def __init__(self, waits: dict[str, _Wait], names: Callable[[], Container[str]]) -> None:
+        self._waits = waits
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        names = self._names()
+        for gone in [name for name in self._waits if name not in names]:
+            del self._waits[gone]
+        text = "Seconds in the queue of requests that had to wait and wait no more, by the name of their API key"
+        family = SummaryMetricFamily(_PREFIX + "queue_wait_seconds", text, labels=("client",))
+        for name, wait in self._waits.items():
+            family.add_metric((name,), wait.num_requests, wait.total_s)
+        yield family
 
 
 class _Total(Collector):

@@ -56,7 +56,7 @@ WATCHED: dict[str, tuple[Any, ...]] = {
     "watch_homes": ({role: new_tally() for role in labels.Role},),
     "watch_in_flight": (lambda: 0,),
     "watch_keep_alives": (lambda: 0,),
-    "watch_keys": (KeyUses({"team-a": KeyLimits(max_concurrent=1)}),),
+    "watch_keys": (KeyUses({"team-a": KeyLimits(max_concurrent=1)}), lambda: {"team-a"}),
     "watch_queue": (lambda: 0, lambda: 0, lambda: 0),
 }
 """What a router's metrics are given to read when they are asked for."""
@@ -68,6 +68,7 @@ def router_series() -> dict[str, set[str]]:
     metrics = Metrics()
     for name, watched in WATCHED.items():
         getattr(metrics, name)(*watched)
+    metrics.waited("team-a", 0.5)
     return series_in(metrics.render())
 
 

@@ -6,7 +6,7 @@ prefills by itself waits likewise, for room on the decode engines, in an ``Admis
 
     room?  --yes--> a share of the backlog until its prefill is over
        |
-       +--no--> queue in the order of arrival --room--> enters
+       +--no--> queue, in turns of the keys --room--> enters
                        |             |
                   full: 429     waited too long: 503
 
@@ -14,25 +14,26 @@ No request counts for more than a quarter of an engine's limit: a long prompt is
 them at a time cost little where they are not. For ``PASS_S`` a request that does not fit may be passed by smaller ones
 that do; after that all others wait for it, so it enters as soon as the backlog has gone down.
 
+``fair_queue.py`` has the order of those that wait: that of arrival where all are of one flow.
+
 Counts tokens, as the router estimates them; knows no request, no engine and no clock.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass
-from itertools import islice
 from math import ceil
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic
 
-Waiter = TypeVar("Waiter", bound=Hashable)
+from pdcluster_router.core.clients.fair_queue import NO_KEY, FairQueue, KeyFlow, Waiter
 
 PASS_S: Final = 2.0
 """Seconds from its arrival in which smaller requests may pass a waiter: a few prefills, so room mostly comes within."""
 MAX_LOOKED_AT: Final = 64
 """The most places that one ``admit`` looks at: it bounds the cost of a full queue."""
 _MOST_OF_LIMIT: Final = 4
+_TURN_OF_QUEUE: Final = 4
+"""A priority waits for its turn for a quarter of the longest wait: so its next requests enter in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class QueuePlace:
     num_tokens: int
     queued_at: float
     deadline: float
+    flow: KeyFlow
 
 
 class Admission(Generic[Waiter]):
@@ -56,7 +58,10 @@ class Admission(Generic[Waiter]):
         self._limit_tokens = engine_tokens
         self._max_queued = max_queued
         self._queue_s = queue_s
-        self._queue: OrderedDict[Waiter, QueuePlace] = OrderedDict()
+        self._queue: dict[Waiter, QueuePlace] = {}
+        """In the order of arrival."""
+        self._turns: FairQueue[Waiter] = FairQueue(queue_s / _TURN_OF_QUEUE)
+        """The same requests in the order in which they enter."""
 
     @property
     def num_queued(self) -> int:
@@ -93,45 +98,61 @@ class Admission(Generic[Waiter]):
         self.backlog_tokens -= share
         return bool(self._queue)
 
-    def queue(self, waiter: Waiter, share: int, *, now: float, deadline: float) -> float | None:
+    def queue(self, waiter: Waiter, share: int, *, now: float, deadline: float, flow: KeyFlow = NO_KEY) -> float | None:
         """The request waits in the queue. Call ``admit`` soon. ``deadline``: the request's own.
 
         Returns until when it waits at most, in monotonic seconds; None: the queue is full, so it does not wait.
         """
         if len(self._queue) >= self._max_queued:
             return None
-        place = QueuePlace(share, now, min(deadline, now + self._queue_s))
+        place = QueuePlace(share, now, min(deadline, now + self._queue_s), flow)
         self._queue[waiter] = place
+        self._turns.add(waiter, flow, share, now=now)
         return place.deadline
+
+    def displace_for(self, flow: KeyFlow) -> Waiter | None:
+        """A request that has left the full queue, so that one of ``flow`` may ``queue``. None: there is none, because
+        ``flow`` has as many places as any other, by weight.
+        """
+        waiter = self._turns.displaced_by(flow)
+        if waiter is not None:
+            self.leave(waiter)
+        return waiter
 
     def leave(self, waiter: Waiter) -> None:
         """``waiter`` leaves the queue, if it is there."""
-        self._queue.pop(waiter, None)
+        place = self._queue.pop(waiter, None)
+        if place is not None:
+            self._turns.remove(waiter, place.flow)
 
     def admit(self, *, now: float) -> list[Waiter]:
-        """Requests that enter now, in the order of arrival except where one passes another. Each holds its share."""
+        """Requests that enter now, by turns except where one passes another. Each holds its share."""
         entered: list[Waiter] = []
-        for waiter, place in islice(self._queue.items(), MAX_LOOKED_AT):
+        if self._is_full():
+            return entered
+        for waiter in self._turns.in_order(MAX_LOOKED_AT, now=now):
+            place = self._queue[waiter]
             if self._has_room(place.num_tokens):
                 self.backlog_tokens += place.num_tokens
                 entered.append(waiter)
-            elif now >= place.queued_at + PASS_S or self.backlog_tokens >= self._limit_tokens:
+            elif now >= place.queued_at + PASS_S or self._is_full():
                 break
         for waiter in entered:
-            del self._queue[waiter]
+            self._turns.let_in(waiter, self._queue.pop(waiter).flow, now=now)
         return entered
 
     def expire(self, *, now: float) -> list[Waiter]:
         """The requests that have waited too long; the queue has them no more. Costs a look at each that waits."""
         late = [waiter for waiter, place in self._queue.items() if now >= place.deadline]
         for waiter in late:
-            del self._queue[waiter]
+            self.leave(waiter)
         return late
 
     def clear(self) -> list[Waiter]:
         """Empties the queue. Returns the requests that waited."""
         waiters = list(self._queue)
         self._queue.clear()
+        self._turns.clear()
         return waiters
 
     def next_deadline(self) -> float | None:
@@ -149,3 +170,7 @@ class Admission(Generic[Waiter]):
     def _has_room(self, share: int) -> bool:
         backlog = self.backlog_tokens
         return backlog <= 0 or backlog + share <= self._limit_tokens
+
+    def _is_full(self) -> bool:
+        """Whether not even the smallest request has room."""
+        return self.backlog_tokens >= self._limit_tokens

@@ -2,7 +2,8 @@
 
     # comment
     9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c1b0f00a08  team-a     what sha256sum prints, and a name
-    60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752  team-b max_concurrent=8 requests_per_minute=600
+    60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752  team-b max_concurrent=8 weight=3 priority=-1
+    defaults requests_per_minute=600                                          for each key whose line does not say so
 
 A key itself is in no file, log or error: a line holds its SHA-256, and no line is ever quoted.
 """
@@ -10,13 +11,14 @@ A key itself is in no file, log or error: a line holds its SHA-256, and no line 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.clients.fair_queue import MAX_PRIORITY, MAX_WEIGHT, KeyFlow
 from pdcluster_router.core.clients.key_limits import MAX_LIMIT, NO_LIMITS, KeyLimits, LimitedBy
 
 MAX_KEYS: Final = 1000
@@ -24,10 +26,20 @@ MAX_KEYS: Final = 1000
 
 CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+)(?:\s+(\S.*))?)?")
-_LIMIT: Final = re.compile(rf"({'|'.join(by.value for by in LimitedBy)})=([0-9]{{1,10}})")
-_LIKE_A_LIMIT: Final = re.compile(rf"(?:{'|'.join(by.value for by in LimitedBy)})(?:=.*)?|[^=]+=[0-9]+")
+_DEFAULTS: Final = "defaults"
+_BOUNDS: Final = {
+    **{by.value: (1, MAX_LIMIT) for by in LimitedBy},
+    "weight": (1, MAX_WEIGHT),
+    "priority": (-MAX_PRIORITY, MAX_PRIORITY),
+}
+"""The words that may stand behind a name, and the least and most of each."""
+_SETTING: Final = re.compile(rf"({'|'.join(_BOUNDS)})=(-?[0-9]{{1,10}})")
+_LIKE_A_SETTING: Final = re.compile(rf"(?:{'|'.join(by.value for by in LimitedBy)})(?:=.*)?|[^=]+=-?[0-9]+")
 """A misspelt limit matches too. Taken for a name, it would leave its key without a limit, and no error would say so."""
-_LIMITS: Final = ", ".join(f"{by.value}=N" for by in LimitedBy)
+_SETTINGS: Final = (
+    f"{', '.join(f'{by.value}=N' for by in LimitedBy)} (N from 1 to {MAX_LIMIT}), weight=N (1 to {MAX_WEIGHT}), "
+    f"priority=N ({-MAX_PRIORITY} to {MAX_PRIORITY})"
+)
 _NO_NAME: Final = "-"
 """The name that sha256sum prints for its standard input. As a name, it would give many keys one share of the room."""
 _BEARER: Final = b"bearer "
@@ -42,6 +54,7 @@ class ApiKeys:
     _digests: tuple[tuple[bytes, str], ...] = field(repr=False)
     limits: Mapping[str, KeyLimits] = field(repr=False)
     """By the key's name. Keys without limits are not in it."""
+    _flows: Mapping[str, KeyFlow] = field(repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,6 +63,10 @@ class ApiKeys:
     @property
     def are_several(self) -> bool:
         return len(self._digests) > 1
+
+    def flow_of(self, name: str) -> KeyFlow:
+        """The line in the queue for requests of this key."""
+        return self._flows.get(name) or KeyFlow(name)
 
     def name_of(self, key: bytes) -> str | None:
         """The name of this key; None: it is no client's. Compares with all keys, so that the time tells nothing."""
@@ -65,40 +82,77 @@ def parse_keys(text: str) -> ApiKeys:
     """The keys that a file names.
 
     Raises:
-        ConfigError: A line has no digest, has the digest of another line, or has limits that cannot be used or differ
-            from those of another line with its name. Or there are no keys, or more than ``MAX_KEYS``.
+        ConfigError: A line has no digest, has the digest of another line, or has limits, a weight or a priority that
+            cannot be used or differ from those of another line with its name. Or there are two lines with defaults, no
+            keys, or more than ``MAX_KEYS``.
     """
     found: dict[bytes, str] = {}
-    limits: dict[str, KeyLimits] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        said = line.partition("#")[0].strip()
-        if not said:
+    said_of: dict[str, dict[str, int]] = {}
+    lines = list(_lines_of(text))
+    defaults = _defaults_in(lines)
+    for number, said in lines:
+        if _is_of_defaults(said):
             continue
-        match = _LINE.fullmatch(said)
-        if match is None:
-            raise ConfigError(f"line {number} is not a SHA-256 in hex and a name: write what `{CURE}` prints")
-        digest = bytes.fromhex(match[1])
+        digest, name, settings = _key_line(number, said)
         if digest in found:
             raise ConfigError(f"line {number} has the key of {found[digest]} again: remove one of the two")
-        is_named = match[2] not in (None, _NO_NAME)
-        name = found[digest] = match[2] if is_named else f"line-{number}"
-        said_limits = _limits_in(match[2] or "", match[3] or "", number)
-        if limits.setdefault(name, said_limits) != said_limits:
-            raise ConfigError(f"line {number} gives {name} other limits than a line before it: write the same in both")
+        found[digest] = name
+        if said_of.setdefault(name, settings) != settings:
+            cure = "write the same in both"
+            raise ConfigError(f"line {number} gives {name} other limits than a line before it, or another turn: {cure}")
     if not 0 < len(found) <= MAX_KEYS:
         raise ConfigError(f"it has {len(found)} keys: write 1 to {MAX_KEYS} lines, each as `{CURE}` prints it")
-    return ApiKeys(tuple(found.items()), {name: each for name, each in limits.items() if each != NO_LIMITS})
+    whole = {name: {**defaults, **settings} for name, settings in said_of.items()}
+    limits = {name: _limits_of(settings) for name, settings in whole.items()}
+    flows = {name: _flow_of(name, settings) for name, settings in whole.items()}
+    return ApiKeys(tuple(found.items()), {name: each for name, each in limits.items() if each != NO_LIMITS}, flows)
 
 
-def _limits_in(name: str, text: str, number: int) -> KeyLimits:
-    if _LIKE_A_LIMIT.fullmatch(name):
+def _is_of_defaults(said: str) -> bool:
+    return said.split()[0] == _DEFAULTS
+
+
+def _defaults_in(lines: list[tuple[int, str]]) -> dict[str, int]:
+    numbers = [(number, said) for number, said in lines if _is_of_defaults(said)]
+    if len(numbers) > 1:
+        raise ConfigError(f"line {numbers[1][0]} has defaults again: write one such line")
+    return _settings_in(numbers[0][1].removeprefix(_DEFAULTS), numbers[0][0]) if numbers else {}
+
+
+def _key_line(number: int, said: str) -> tuple[bytes, str, dict[str, int]]:
+    """The digest, the name and the settings of one key."""
+    match = _LINE.fullmatch(said)
+    if match is None:
+        raise ConfigError(f"line {number} is not a SHA-256 in hex and a name: write what `{CURE}` prints")
+    name = match[2] or _NO_NAME
+    if _LIKE_A_SETTING.fullmatch(name):
         raise ConfigError(f"line {number} has a limit in the place of its name: write a name, or -, before it")
-    matches = [_LIMIT.fullmatch(word) for word in text.split()]
+    settings = _settings_in(match[3] or "", number)
+    return bytes.fromhex(match[1]), f"line-{number}" if name == _NO_NAME else name, settings
+
+
+def _lines_of(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that say something, without their comments, each with its number."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if said := line.partition("#")[0].strip():
+            yield number, said
+
+
+def _settings_in(text: str, number: int) -> dict[str, int]:
+    matches = [_SETTING.fullmatch(word) for word in text.split()]
     given = {match[1]: int(match[2]) for match in matches if match is not None}
-    if len(given) < len(matches) or not all(0 < limit <= MAX_LIMIT for limit in given.values()):
-        cure = f"write each of {_LIMITS} once at most, N from 1 to {MAX_LIMIT}"
+    if len(given) < len(matches) or not all(_BOUNDS[word][0] <= n <= _BOUNDS[word][1] for word, n in given.items()):
+        cure = f"write each of {_SETTINGS} once at most"
         raise ConfigError(f"line {number} has something else than limits behind its name: {cure}")
-    return KeyLimits(**given)
+    return given
+
+
+def _limits_of(settings: Mapping[str, int]) -> KeyLimits:
+    return KeyLimits(**{by.value: settings[by.value] for by in LimitedBy if by.value in settings})
+
+
+def _flow_of(name: str, settings: Mapping[str, int]) -> KeyFlow:
+    return KeyFlow(name, weight=settings.get("weight", 1), priority=settings.get("priority", 0))
 
 
 def key_in(headers: list[tuple[bytes, bytes]]) -> bytes | None:

@@ -63,6 +63,16 @@ class OverLimit:
     """Whole seconds, at least 1, after which asking again may help; None: it never will."""
 
 
+@dataclass(frozen=True, slots=True)
+class RateLeft:
+    """The rest of a rate."""
+
+    per_minute: int
+    left: int
+    full_in_s: float
+    """Seconds after which all of ``per_minute`` is there again, if no more is taken."""
+
+
 class Bucket:
     """One rate. ``per_minute``: None: there is no limit."""
 
@@ -90,6 +100,12 @@ class Bucket:
         """The amount that may be taken at once. Only where there is a rate."""
         assert self.per_minute is not None, "no rate"
         return max(0, int((WINDOW_S - self._missing_s(now) + _ROUNDING_S) * self.per_minute / WINDOW_S))
+
+    def rate_left(self, now: float) -> RateLeft | None:
+        """The rest of it; None: there is no rate."""
+        if self.per_minute is None:
+            return None
+        return RateLeft(self.per_minute, self.left(now), self._missing_s(now))
 
     def _missing_s(self, now: float) -> float:
         return max(0.0, self._full_at - now)
@@ -128,6 +144,10 @@ class KeyUse:
         self.num_running += 1
         return None
 
+    def requests_left(self, now: float) -> RateLeft | None:
+        """The rest of ``requests_per_minute``; None: the key has no such limit."""
+        return self._requests.rate_left(now)
+
     def leave(self) -> None:
         """A request that entered is over. Once for each."""
         self.num_running -= 1
@@ -144,6 +164,21 @@ class KeyUse:
             limit, left = self._requests.per_minute, self._requests.left(now)
             return OverLimit(LimitedBy.REQUESTS_PER_MINUTE, limit or 0, 1, left, ceil(wait_s))
         return OverLimit(LimitedBy.MAX_CONCURRENT, self._max_concurrent or 0, 1, 0, _RUNNING_RETRY_S)
+
+
+class KeySlot:
+    """One running request of a key that has limits. Owned by its cycle."""
+
+    __slots__ = ("_use", "lines")
+
+    def __init__(self, use: KeyUse, lines: bytes) -> None:
+        """``lines``: header lines that tell its client what its key has left; may be empty."""
+        self._use = use
+        self.lines = lines
+
+    def leave(self) -> None:
+        """The request is over. Once."""
+        self._use.leave()
 
 
 class KeyUses:

@@ -8,6 +8,7 @@ import pytest
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.clients.api_keys import MAX_KEYS, key_in, parse_keys
+from pdcluster_router.core.clients.fair_queue import KeyFlow
 from pdcluster_router.core.clients.key_limits import KeyLimits
 
 
@@ -59,7 +60,9 @@ def test_limits_stand_behind_the_name_and_keys_of_one_name_share_them() -> None:
     "words",
     ["b", "max_concurrent", "max_concurrent=", "max_concurrent=0", "max_concurrent=-1", "max_concurrent=1.5",
      "max_concurrent=1000000001", "max_concurrent=1 max_concurrent=1", "max_concurrent=1,requests_per_minute=1",
-     "max_concurrency=1", "Max_concurrent=1", "max_concurrent = 1", "max_concurrent=1 sk-plain-text"],
+     "weight=0", "weight=101", "weight=", "weight=1.5", "weight=2 weight=2", "priority=11", "priority=-11",
+     "priority=+1", "prio=1", "max_concurrency=1", "Max_concurrent=1", "max_concurrent = 1",
+     "max_concurrent=1 sk-plain-text"],
 )  # fmt: skip
 def test_what_is_no_limit_is_refused_with_the_cure_and_not_quoted(words: str) -> None:
     with pytest.raises(
@@ -70,7 +73,8 @@ def test_what_is_no_limit_is_refused_with_the_cure_and_not_quoted(words: str) ->
 
 
 @pytest.mark.parametrize(
-    "words", ["max_concurrent=8", "max_concurrent", "max_concurency=8", "Max_concurrent=8", "rpm=8"]
+    "words",
+    ["max_concurrent=8", "max_concurrent", "max_concurency=8", "Max_concurrent=8", "rpm=8", "weight=3", "priority=-1"],
 )
 def test_a_limit_in_the_place_of_a_name_is_not_taken_for_one(words: str) -> None:
     """However it is spelled: the key would have no limit, and nobody would know."""
@@ -87,6 +91,45 @@ def test_a_name_may_have_an_equals_sign(name: str) -> None:
 def test_keys_of_one_name_with_other_limits_are_refused(words: str) -> None:
     with pytest.raises(ConfigError, match="line 2 gives team-a other limits than a line before it"):
         parse_keys(f"{digest('a')} team-a max_concurrent=8\n{digest('b')} team-a {words}\n")
+
+
+def test_weight_and_priority_stand_behind_the_name_too_and_each_key_has_a_flow() -> None:
+    lines = [f"{digest('a')} team-a weight=3 max_concurrent=2 priority=-10", f"{digest('b')} team-b"]
+    keys = parse_keys("\n".join([*lines, f"{digest('c')} - priority=4"]))
+    assert keys.flow_of("team-a") == KeyFlow("team-a", weight=3, priority=-10)
+    assert [keys.flow_of(name) for name in ("team-b", "gone")] == [KeyFlow("team-b"), KeyFlow("gone")]
+    assert keys.flow_of("line-3") == KeyFlow("line-3", priority=4)
+    assert keys.limits == {"team-a": KeyLimits(max_concurrent=2)}
+
+
+@pytest.mark.parametrize("words", ["weight=2", "priority=1"])
+def test_keys_of_one_name_with_another_turn_are_refused(words: str) -> None:
+    with pytest.raises(ConfigError, match="line 2 gives team-a other limits than a line before it, or another turn"):
+        parse_keys(f"{digest('a')} team-a\n{digest('b')} team-a {words}\n")
+
+
+def test_defaults_hold_for_each_key_that_does_not_say_otherwise_wherever_they_stand() -> None:
+    lines = [f"{digest('a')} a max_concurrent=8", "defaults max_concurrent=2 requests_per_minute=60 weight=2  # all"]
+    keys = parse_keys("\n".join([*lines, f"{digest('b')} b weight=1", f"{digest('c')} defaults"]))
+    assert keys.limits == {
+        "a": KeyLimits(max_concurrent=8, requests_per_minute=60),
+        "b": KeyLimits(max_concurrent=2, requests_per_minute=60),
+        "defaults": KeyLimits(max_concurrent=2, requests_per_minute=60),
+    }
+    assert [keys.flow_of(name).weight for name in ("a", "b", "defaults")] == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ("defaults\ndefaults weight=1\n", "line 2 has defaults again"),
+        ("defaults team-a weight=1\n", "line 1 has something else than limits"),
+        ("defaults max_concurrent=1\n", "it has 0 keys"),
+    ],
+)
+def test_defaults_that_cannot_be_used_are_refused(lines: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        parse_keys(lines)
 
 
 @pytest.mark.parametrize("num_keys", [0, MAX_KEYS + 1])

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.clients.key_limits import NO_LIMITS, KeyLimits, KeyUse, KeyUses, LimitedBy, OverLimit
+from pdcluster_router.core.clients.key_limits import (
+    NO_LIMITS,
+    KeyLimits,
+    KeyUse,
+    KeyUses,
+    LimitedBy,
+    OverLimit,
+    RateLeft,
+)
 
 A = "team-a"
 
@@ -121,3 +129,15 @@ def test_no_limits_refuse_nothing() -> None:
     use = KeyUse()
     use.limit(NO_LIMITS)
     assert [use.enter(10**9, now=0.0) for _ in range(100)] == [None] * 100
+
+
+def test_what_is_left_of_a_rate_of_requests_is_told_and_when_it_is_whole_again() -> None:
+    use = KeyUse()
+    assert use.requests_left(0.0) is None
+    use.limit(KeyLimits(requests_per_minute=6))
+    assert use.requests_left(0.0) == RateLeft(6, left=6, full_in_s=0.0)
+    assert use.enter(1, now=0.0) is None
+    assert use.enter(1, now=0.0) is None
+    assert use.requests_left(0.0) == RateLeft(6, left=4, full_in_s=20.0)
+    assert use.requests_left(15.0) == RateLeft(6, left=5, full_in_s=5.0)
+    assert use.requests_left(99.0) == RateLeft(6, left=6, full_in_s=0.0)

@@ -47,6 +47,8 @@ class KeptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_stream: bool | None = None
     ended_at_unix_s: float | None = None
     total_s: float | None = None
+    read_s: float | None = None
+    turn_s: float | None = None
     queue_s: float | None = None
     status: int | None = None
     outcome: str = ""
@@ -150,6 +152,8 @@ def request_of(row: KeptRow) -> KeptRequest:
         is_stream=row.is_stream,
         ended_at_unix_s=row.ended_at_unix_s,
         total_s=_rounded(row.total_s),
+        read_s=_rounded(row.read_s),
+        turn_s=_rounded(row.turn_s),
         queue_s=_rounded(row.queue_s),
         status=row.status,
         outcome=row.outcome,

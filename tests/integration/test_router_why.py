@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -18,13 +16,11 @@ from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET
 from fakes.router import COMPLETIONS, PROMPT, STREAM, Rig, raw, running_rig, send, until
 from pdcluster_protocol.kept import REQUESTS_PATH, KeptAnswer, KeptRequest, path_for
 from pdcluster_router.core.requests.dialect import PdclusterDialect
-from pdcluster_router.http.turns import FREE_BYTES
 
 pytestmark = pytest.mark.anyio
 
 NEEDLE: Final = "prompt-3f9a"
 TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
-PAUSE_S: Final = 0.02
 PARENT: Final = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 
 
@@ -298,56 +294,6 @@ async def test_no_prompt_and_no_answer_is_in_the_memory() -> None:
         entries = [entry for ring in rig.router.services.kept._rings.values() for entry in ring.holding(b"")]
     assert len(entries) == 5
     assert not any(word in entry for entry in entries for word in (NEEDLE.encode(), b"Hello", b"127.0.0.1"))
-
-
-# Before its arrival.
-
-
-async def test_the_time_in_which_a_body_comes_is_told() -> None:
-    async with running_rig() as rig:
-        client = await rig.client()
-        head, end, body = raw(**{"x-request-id": "R"}).partition(b"\r\n\r\n")
-        begun_at = time.monotonic()
-        await client.send(head + end)
-        await until(lambda: rig.connection_of(client).cycle is not None)
-        await asyncio.sleep(PAUSE_S)
-        await client.send(body)
-        await client.receive()
-        request = await about(rig, "R")
-        whole_s = time.monotonic() - begun_at
-    assert request.read_s is not None
-    assert request.total_s is not None
-    assert request.read_s >= PAUSE_S
-    assert request.turn_s is None
-    assert request.read_s + request.total_s <= whole_s
-
-
-async def test_the_wait_behind_an_earlier_request_of_its_connection_is_told_apart() -> None:
-    async with running_rig() as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        client = await rig.client()
-        await client.send(raw() + raw(**{"x-request-id": "R"}))
-        await rig.prefill.next_request()
-        seen_at = time.monotonic()
-        await asyncio.sleep(PAUSE_S)
-        rig.prefill.open_gate(Gate.PREFILL)
-        for _ in range(2):
-            await client.receive()
-        request = await about(rig, "R")
-        whole_s = time.monotonic() - seen_at
-    assert request.read_s is not None
-    assert request.turn_s is not None
-    assert request.total_s is not None
-    assert request.turn_s >= PAUSE_S
-    assert request.total_s <= whole_s - PAUSE_S
-
-
-async def test_a_large_body_that_came_at_once_has_waited_for_its_turn() -> None:
-    async with running_rig() as rig:
-        await ask(rig, {**PROMPT, "prompt": "x" * 2 * FREE_BYTES}, x_request_id="R")
-        request = await about(rig, "R")
-    assert request.turn_s is not None
-    assert request.turn_s >= 0
 
 
 # What runs.

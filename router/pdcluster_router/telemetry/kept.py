@@ -107,6 +107,10 @@ class Kept:
         found = [request for ring in self._rings.values() for request in islice(_named(ring, part), MAX_FOUND)]
         return sorted(found, key=lambda request: -(request.ended_at_unix_s or 0.0))[:MAX_FOUND]
 
+    def newest(self, fate: Fate, num: int) -> list[KeptRequest]:
+        """The last ``num`` requests of this fate, or all if there are fewer, the newest first."""
+        return [request_of(_decode(entry)) for entry in islice(self._rings[fate].newest(), num)]
+
     def since(self) -> dict[str, float]:
         """The end of the oldest request of each fate that is remembered, Unix seconds."""
         oldest = {fate.value: ring.oldest for fate, ring in self._rings.items()}

@@ -40,7 +40,7 @@ class StepKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RequestStep:
     """One step. ``at_s``: when it begins, seconds from the request's arrival; below 0 before it."""
 
     at_s: float
@@ -48,35 +48,35 @@ class Step:
     text: str
 
 
-def timeline_of(request: KeptRequest) -> list[Step]:
+def timeline_of(request: KeptRequest) -> list[RequestStep]:
     """The steps, in the order of time; empty if no time of the request is known."""
     if request.total_s is None and request.read_s is None:
         return []
     steps = [*_before(request), *map(_step_of, request.moments)]
     is_over = request.ended_at_unix_s is not None
-    steps.append(Step(request.total_s or 0.0, StepKind.END, "ended" if is_over else "now"))
+    steps.append(RequestStep(request.total_s or 0.0, StepKind.END, "ended" if is_over else "now"))
     return sorted(steps, key=lambda step: step.at_s)
 
 
-def _before(request: KeptRequest) -> Iterator[Step]:
+def _before(request: KeptRequest) -> Iterator[RequestStep]:
     """The steps before the first engine was asked."""
     turn_s = request.turn_s or 0.0
     if request.read_s is not None:
-        yield Step(-request.read_s - turn_s, StepKind.READ, "its head and body come")
+        yield RequestStep(-request.read_s - turn_s, StepKind.READ, "its head and body come")
     if turn_s:
-        yield Step(-turn_s, StepKind.TURN, "waits for its turn behind others")
+        yield RequestStep(-turn_s, StepKind.TURN, "waits for its turn behind others")
     if request.queue_s is not None:
-        yield Step(0.0, StepKind.QUEUE, "waits to be admitted")
+        yield RequestStep(0.0, StepKind.QUEUE, "waits to be admitted")
 
 
-def _step_of(moment: Moment) -> Step:
+def _step_of(moment: Moment) -> RequestStep:
     form = HAPPENED.get(moment.what)
     if form is None:
-        return Step(moment.at_s, StepKind.FAILURE, _failure(moment))
+        return RequestStep(moment.at_s, StepKind.FAILURE, _failure(moment))
     if moment.what == Milestone.FIRST_BYTE.value and not moment.engine:
         form = "first byte to the client"  # From an access log, which does not name the engine.
     text = form.format(engine=moment.engine, attempt=moment.attempt)
-    return Step(moment.at_s, StepKind(moment.what), text)
+    return RequestStep(moment.at_s, StepKind(moment.what), text)
 
 
 def _failure(moment: Moment) -> str:

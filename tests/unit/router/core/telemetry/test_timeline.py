@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drawn import drawn
 from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
-from pdcluster_router.core.telemetry.timeline import HAPPENED, Step, StepKind, timeline_of
+from pdcluster_router.core.telemetry.timeline import HAPPENED, RequestStep, StepKind, timeline_of
 
 SECONDS = st.floats(0, 100)
 MAYBE = st.none() | SECONDS
@@ -44,7 +44,7 @@ def test_a_request_of_which_no_time_is_known_has_no_steps() -> None:
 def test_a_failure_has_the_engines_words() -> None:
     moment = Moment(0.5, "prefill_failed", "prefill-1", 2, "it answered 500")
     steps = timeline_of(KeptRequest(request_id="R", total_s=1.0, moments=(moment,)))
-    assert steps[0] == Step(0.5, StepKind.FAILURE, "attempt 2: prefill_failed prefill-1: it answered 500")
+    assert steps[0] == RequestStep(0.5, StepKind.FAILURE, "attempt 2: prefill_failed prefill-1: it answered 500")
 
 
 @settings(max_examples=drawn(300))

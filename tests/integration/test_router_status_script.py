@@ -62,8 +62,8 @@ def texts(tree: Any) -> list[str]:
 
 
 async def test_words_of_strangers_are_drawn_as_text_in_elements_of_the_pages_own(tmp_path: Path) -> None:
-    async with running_rig() as rig:
-        rig.prefill.faults_to_come = [Fault.ERROR_500]
+    async with running_rig(num_prefill=2) as rig:
+        rig.prefills[0].faults_to_come = rig.prefills[1].faults_to_come = [Fault.ERROR_500]  # One of both fails.
         for word in HOSTILE:
             await ask(rig, {**PROMPT, "model": word}, x_request_id=word)
         body = (await (await rig.internal()).get(STATUS_PATH)).json()
@@ -73,6 +73,7 @@ async def test_words_of_strangers_are_drawn_as_text_in_elements_of_the_pages_own
     seen = drawn(tmp_path, {"status": 200, "body": body})
     found = texts(seen["parts"]["requests"])
     assert all(found.count(word) == 2 for word in HOSTILE)
+    assert "200 ok after a failure" in found
     assert {one["tag"] for part in seen["parts"].values() for one in elements(part)} <= {
         "dt", "dd", "tr", "td", "div", "span"
     }  # fmt: skip
@@ -92,11 +93,19 @@ def test_a_bar_has_the_parts_up_to_the_first_byte(tmp_path: Path) -> None:
     seen = drawn(tmp_path, {"status": 200, "body": body})
     parts = [one for one in elements(seen["parts"]["requests"]) if one["tag"] == "span"]
     assert [(one["className"], one["style"]["flexGrow"], one["title"]) for one in parts] == [
-        ("part queue", "0.5", "500.0 ms: waits to be admitted"),
-        ("part decode_sent", "1.25", "1.25 s: sent to decode-0"),
+        ("part queue", "500000", "500.0 ms: waits to be admitted"),
+        ("part decode_sent", "1250000", "1.25 s: sent to decode-0"),
     ]
     assert "10.75 s" in texts(seen["parts"]["requests"])
     assert "3 run, wait for: prefill 2" in texts(seen["parts"]["facts"])
+
+
+def test_the_bar_of_a_request_of_microseconds_is_filled(tmp_path: Path) -> None:
+    steps = [{"kind": kind, "took_s": 3e-6, "text": kind} for kind in ("queue", "decode_sent")]
+    request = {"request_id": "R", "ended_s": 3.0, "fate": "served", "status": 200, "outcome": "ok", "steps": steps}
+    seen = drawn(tmp_path, {"status": 200, "body": {"pool": POOL, "recent": [request]}})
+    parts = [one for one in elements(seen["parts"]["requests"]) if one["tag"] == "span"]
+    assert sum(float(one["style"]["flexGrow"]) for one in parts) >= 1, "below 1 a browser leaves the rest of it empty"
 
 
 def test_it_asks_again_two_seconds_after_each_answer_good_or_bad(tmp_path: Path) -> None:

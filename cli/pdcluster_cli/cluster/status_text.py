@@ -9,6 +9,7 @@ from pdcluster_cli.cluster.pool_text import describe_pool, table
 from pdcluster_protocol.status_page import RecentRequest, StatusPage, StepRow
 from pdcluster_router.core.telemetry.scrub import printable
 from pdcluster_router.core.telemetry.timeline import StepKind
+from pdcluster_router.core.telemetry.why import OK
 
 MAX_REQUESTS: Final = 10
 """The newest ones that are shown: half of a terminal's lines are for engines."""
@@ -26,9 +27,13 @@ def describe_status(page: StatusPage, router: str) -> str:
 
 
 def _cells(request: RecentRequest) -> tuple[str, ...]:
-    how = f"{request.status or '-'} {request.error or request.outcome or 'a bug of the router'}"
     times = map(_seconds, (request.read_s, request.first_byte_s, request.total_s))
-    return (f"{request.ended_s:.0f} s ago", _short(request.request_id), how, *times, _longest(request.steps))
+    return (f"{request.ended_s:.0f} s ago", _short(request.request_id), _how(request), *times, _longest(request.steps))
+
+
+def _how(request: RecentRequest) -> str:
+    after = " after a failure" if (request.fate, request.outcome) == ("failed", OK) else ""
+    return f"{request.status or '-'} {request.error or request.outcome or 'a bug of the router'}{after}"
 
 
 def _longest(steps: Sequence[StepRow]) -> str:

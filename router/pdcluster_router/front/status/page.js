@@ -17,6 +17,7 @@
     element.className = kind;
     return element;
   };
+  const word = (text) => made("td", text, "word");
   const seconds = (s) => s === undefined || s === null ? "" : s < 1 ? `${(1000 * s).toFixed(1)} ms` : `${s.toFixed(2)} s`;
   const counts = (numbers) => Object.entries(numbers).filter(([, n]) => n).map(([name, n]) => `${name} ${n}`).join(", ") || "none";
   const row = (cells) => {
@@ -38,15 +39,15 @@
   const engineRow = (one) => row([
     one.name, one.state, made("td", one.healthy ? "well" : "silent", one.healthy ? "" : "bad"),
     made("td", one.circuit + (one.ejected_s ? ` for ${seconds(one.ejected_s)}` : "") + (one.ejections ? `, ejected ${one.ejections} times` : ""), one.circuit === "closed" ? "" : "bad"),
-    one.slow_start_s ? seconds(one.slow_start_s) : "", one.running, one.outstanding_tokens, one.revision || "-", one.pod || one.url,
-    one.last_failure ? `${one.last_failure} (${seconds(one.last_failure_s)} ago)` : "",
+    one.slow_start_s ? seconds(one.slow_start_s) : "", one.running, one.outstanding_tokens, one.revision || "-",
+    word(one.pod || one.url), word(one.last_failure ? `${one.last_failure} (${seconds(one.last_failure_s)} ago)` : ""),
   ]);
   const bar = (steps) => {
     const whole = made("div", "", "bar");
     const end = steps.findIndex((step) => step.kind === "first_byte");
     for (const step of end < 0 ? steps : steps.slice(0, end)) {
       const part = made("span", "", `part ${step.kind in KINDS ? step.kind : "failure"}`);
-      part.style.flexGrow = `${Math.max(0, step.took_s)}`;
+      part.style.flexGrow = `${Math.max(0, 1e6 * step.took_s)}`; // Where the sum is below 1 the bar would not be filled.
       part.title = `${seconds(step.took_s)}: ${step.text}`;
       whole.append(part);
     }
@@ -55,10 +56,11 @@
   const requestRow = (one) => {
     const drawn = made("td");
     drawn.append(bar(one.steps || []));
-    const how = `${one.status || "-"} ${one.error || one.outcome || "a bug of the router"}`;
+    const after = one.fate === "failed" && one.outcome === "ok" ? " after a failure" : "";
+    const how = `${one.status || "-"} ${one.error || one.outcome || "a bug of the router"}${after}`;
     const tokens = one.prompt_tokens === undefined ? "" : `${one.prompt_tokens} (${one.cached_tokens || 0})`;
     return row([
-      `${seconds(one.ended_s)} ago`, one.request_id, one.model || "", one.client || "", made("td", how, one.fate === "failed" ? "bad" : ""),
+      `${seconds(one.ended_s)} ago`, word(one.request_id), word(one.model || ""), word(one.client || ""), made("td", how, one.fate === "failed" ? "bad" : ""),
       tokens, seconds(one.read_s), seconds(one.first_byte_s), seconds(one.total_s), drawn,
     ]);
   };

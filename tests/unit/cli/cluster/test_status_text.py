@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import pytest
 
 from pdcluster_cli.cluster.status_text import MAX_REQUESTS, describe_status
 from pdcluster_protocol.status_page import StatusPage
@@ -91,6 +92,20 @@ def test_the_last_requests_say_where_their_time_went() -> None:
         f"{'2 s ago':7}  {'R-7':40}  {'200 ok':19}  0.250 s  1.500 s     9.500 s  1.500 s attempt 1: sent to prefill-0",
         f"{'2 s ago':7}  {'x' * 37}...  {'401 invalid_api_key':19}  -        -           -",
     ]
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({}, "200 ok "),
+        ({"fate": "failed"}, "200 ok after a failure "),
+        ({"fate": "failed", "status": 502, "outcome": "lost", "error": "decode_lost"}, "502 decode_lost "),
+        ({"fate": "refused", "status": None, "outcome": "client_gone"}, "- client_gone "),
+        ({"fate": "failed", "status": 500, "outcome": ""}, "500 a bug of the router "),
+    ],
+)
+def test_a_row_says_how_the_request_ended(row: dict[str, object], told: str) -> None:
+    assert f" {told}" in text_of(recent=[request("R", **row)]).splitlines()[-1]
 
 
 def test_of_many_requests_the_newest_are_shown() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-from fakes.access_log import ask
+from fakes.access_log import Log, ask, logged_rig
 from fakes.faults import Gate
 from fakes.router import PROMPT, raw, running_rig, until
 from integration.test_router_why import about
@@ -64,3 +65,28 @@ async def test_a_large_body_that_came_at_once_has_waited_for_its_turn() -> None:
         request = await about(rig, "R")
     assert request.turn_s is not None
     assert request.turn_s >= 0
+
+
+async def test_a_request_that_came_too_slowly_says_how_long_it_was_waited_for() -> None:
+    async with running_rig(client_read_timeout_s=2 * PAUSE_S) as rig:
+        client = await rig.client()
+        await client.send(raw(**{"x-request-id": "R"})[:-1])
+        assert (await client.receive()).status == 408
+        request = await about(rig, "R")
+    assert (request.error, request.total_s) == ("client_too_slow", None)
+    assert request.read_s is not None
+    assert request.read_s >= PAUSE_S
+
+
+async def test_the_access_log_too_counts_from_the_first_byte_of_the_head(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    async with logged_rig(log) as rig:
+        client = await rig.client()
+        begun_at = time.monotonic()
+        await client.send(raw()[:20])
+        await until(lambda: rig.connection_of(client).is_in_message)
+        await asyncio.sleep(PAUSE_S)
+        await client.send(raw()[20:])
+        await client.receive()
+        whole_s = time.monotonic() - begun_at
+    assert PAUSE_S <= log.line["read_s"] <= whole_s

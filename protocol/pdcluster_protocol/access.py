@@ -67,7 +67,7 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     bytes_out: int = 0
     """Bytes of the answer's body, without keep-alives."""
     read_s: float | None = None
-    """From the request's head to its arrival."""
+    """From the request's first byte to its arrival."""
     queue_s: float | None = None
     """Until it was admitted, or turned away."""
     reservation_s: float | None = None

@@ -88,6 +88,11 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """None: it has not ended."""
     total_s: float | None = None
     """Until the end of its answer, or until now."""
+    read_s: float | None = None
+    """Before its arrival: from its first byte to its last one, or to its refusal; None: it is not known."""
+    turn_s: float | None = None
+    """Between its last byte and its arrival: it waited for earlier requests of its connection, or for large bodies of
+    others. None: it did not."""
     queue_s: float | None = None
     """Until it was admitted, or turned away."""
     status: int | None = None

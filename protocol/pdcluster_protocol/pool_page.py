@@ -1,6 +1,6 @@
 """``GET /pdcluster/pool`` on a router's internal port: the engines as this router sees them, its requests and failures.
 
-For people, ``pdcluster top`` and tests. A reader ignores fields that it does not know.
+For people and tests; the document of the status page has it too. A reader ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RevisionRow(msgspec.Struct, frozen=True):
 
 
 class EngineRow(msgspec.Struct, frozen=True):
-    """One engine. ``ejected_s``: seconds until it may be asked again, 0 when it may."""
+    """One engine. Times are in seconds."""
 
     name: str
     role: str
@@ -62,8 +62,17 @@ class EngineRow(msgspec.Struct, frozen=True):
     healthy: bool
     circuit: str
     ejected_s: float
+    """Until it may be asked again, 0 when it may."""
     running: int
     outstanding_tokens: int
+    slow_start_s: float = 0.0
+    """Until it gets as much as others, 0 when it does."""
+    ejections: int = 0
+    """How often it was ejected since the router knows it."""
+    last_failure: str = ""
+    """Kind and reason of what failed there last; empty: nothing is known of."""
+    last_failure_s: float | None = None
+    """Since then."""
 
 
 class PoolPage(msgspec.Struct, frozen=True):
@@ -75,3 +84,5 @@ class PoolPage(msgspec.Struct, frozen=True):
     failures: RecentFailures
     revisions: list[RevisionRow]
     engines: list[EngineRow]
+    ended: dict[str, int] = {}
+    """Requests that have ended since the router's start, by their outcome in ``pdcluster_router_requests_total``."""

@@ -256,7 +256,7 @@ async def test_sighup_during_the_start_does_not_end_the_router(key_file: Path) -
 
 # Ports.
 
-INTERNAL = ["/", "/metrics", "/pdcluster/pool", "/pdcluster/requests?id=R"]
+INTERNAL = ["/", "/metrics", "/status", "/pdcluster/status", "/pdcluster/pool", "/pdcluster/requests?id=R"]
 
 
 @pytest.mark.parametrize("path", INTERNAL)

@@ -178,6 +178,7 @@ async def test_a_refused_request_is_remembered_too(headers: dict[str, str], body
         )
         request = await about(rig, "R")
     assert (request.error, request.outcome, request.trace_id) == (code, "rejected", TRACE_ID)
+    assert request.read_s is not None
     assert request.status == answer.status
     assert request.cause
     assert request.cure

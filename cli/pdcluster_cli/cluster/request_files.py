@@ -88,6 +88,7 @@ def _request_of(line: AccessLine) -> KeptRequest:
         is_stream=line.is_stream,
         ended_at_unix_s=line.ts.timestamp() if line.ts is not None else None,
         total_s=line.total_s,
+        read_s=line.read_s,
         queue_s=line.queue_s,
         status=line.status,
         outcome=line.outcome or "",

@@ -4,6 +4,7 @@ R-7 failed: 502 prefill_failed after 3.214 s, 2026-11-26 08:41:12 UTC (asked: ro
 POST /v1/completions, model m, stream, key team-a, transfer 5d41402abc4b2a76b9719d911017c592
 
        at       took
+ -0.001 s    0.001 s  its head and body come
   0.000 s    0.000 s  waits to be admitted
   0.000 s    0.002 s  sent to decode-0
   0.002 s    3.210 s  attempt 1: sent to prefill-0
@@ -20,19 +21,12 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
-from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
+from pdcluster_protocol.kept import KeptRequest
 from pdcluster_router.core.telemetry.scrub import printable
+from pdcluster_router.core.telemetry.timeline import timeline_of
 
 OK: Final = "ok"
 """Outcome of a request that was served whole."""
-_HAPPENED: Final = {
-    Milestone.DECODE_SENT.value: "sent to {engine}",
-    Milestone.RESERVED.value: "{engine} has reserved blocks for its KV",
-    Milestone.PREFILLS_LOCALLY.value: "{engine} computes the rest of the prompt itself",
-    Milestone.PREFILL_SENT.value: "attempt {attempt}: sent to {engine}",
-    Milestone.PREFILL_REPLIED.value: "attempt {attempt}: {engine} has done its part",
-    Milestone.FIRST_BYTE.value: "first byte from {engine}",
-}
 
 
 def describe(request: KeptRequest, engines: Mapping[str, str], source: str) -> str:
@@ -88,27 +82,14 @@ def _facts(request: KeptRequest) -> str:
 
 
 def _timeline(request: KeptRequest) -> list[str]:
-    """A row for each moment, with the time until the next one; none for a request that was refused as it came.
+    """A row for each step, with the time until the next one; none for a request of which no time is known.
 
     Times are rounded before they are subtracted, so that the shown times add up.
     """
-    if request.total_s is None:
+    steps = timeline_of(request)
+    if not steps:
         return []
-    begin = [] if request.queue_s is None else [(0.0, "waits to be admitted")]
-    rows = [*begin, *((moment.at_s, _happened(moment)) for moment in request.moments)]
-    rows.append((request.total_s, "now" if request.ended_at_unix_s is None else "ended"))
-    rows.sort(key=lambda row: row[0])
-    tooks = [f"{round(after[0], 3) - round(row[0], 3):8.3f} s" for row, after in pairwise(rows)]
-    lines = [f"{at:9.3f} s {took:>10}  {what}" for (at, what), took in zip(rows, [*tooks, ""], strict=True)]
+    times = [round(step.at_s, 3) + 0.0 for step in steps]  # -0.0 is 0.0 then.
+    tooks = [f"{after - at:8.3f} s" for at, after in pairwise(times)]
+    lines = [f"{at:9.3f} s {took:>10}  {step.text}" for at, took, step in zip(times, [*tooks, ""], steps, strict=True)]
     return [f"{'at':>11} {'took':>10}", *lines]
-
-
-def _happened(moment: Moment) -> str:
-    if moment.what == Milestone.FIRST_BYTE.value and not moment.engine:
-        return "first byte to the client"  # From an access log, which does not name the engine.
-    form = _HAPPENED.get(moment.what)
-    if form is not None:
-        return form.format(engine=moment.engine, attempt=moment.attempt)
-    attempt = f"attempt {moment.attempt}: " if moment.attempt else ""
-    engine = f" {moment.engine}" if moment.engine else ""
-    return f"{attempt}{moment.what}{engine}{': ' if moment.reason else ''}{moment.reason}"

@@ -1,4 +1,4 @@
-"""``pdcluster top``: each router's engines, queues and failures, refreshed until Ctrl-C. Plain text."""
+"""``pdcluster top``: each router's engines, queues, failures and last requests, refreshed until Ctrl-C. Plain text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from pdcluster_cli import numbers
-from pdcluster_cli.cluster.pool_text import describe_page
 from pdcluster_cli.cluster.routers import Answers, Unanswered, add_router_flags, ask_routers
+from pdcluster_cli.cluster.status_text import describe_status
 from pdcluster_cli.commands import SUBCOMMANDS
-from pdcluster_protocol.pool_page import POOL_PATH, PoolPage
+from pdcluster_protocol.status_page import STATUS_PATH, StatusPage
 from pdcluster_router.core.telemetry.scrub import printable
 
 DEFAULT_INTERVAL_S: Final = 2.0
@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _tell(given: argparse.Namespace) -> bool:
     """Print one look. Returns whether a router has answered."""
     try:
-        answers = ask_routers(given, POOL_PATH)
+        answers = ask_routers(given, STATUS_PATH)
     except Unanswered as error:
         print(f"pdcluster top: {error}", file=sys.stderr, flush=True)
         return False
@@ -67,6 +67,6 @@ def _page(router: str, body: bytes | str) -> str:
     if isinstance(body, str):
         return printable(f"{router}: {body}")
     try:
-        return describe_page(msgspec.json.decode(body, type=PoolPage), router)
+        return describe_status(msgspec.json.decode(body, type=StatusPage), router)
     except msgspec.DecodeError as error:
         return printable(f"{router}: its answer cannot be read ({error}): is it a router of this version?")

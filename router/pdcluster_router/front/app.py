@@ -1,7 +1,7 @@
 """Everything that is not hot: one FastAPI application behind each port, errors in the shape of the path's API.
 
     client port     /v1/...  /health  /docs  /openapi.json                        keys, where there are any, for /v1/...
-    internal port   /v1/metaserver  /metrics  /pdcluster/...  /  /health  /docs   engines, operator, monitoring
+    internal port   /v1/metaserver  /metrics  /pdcluster/...  /status  /  /health  /docs   engines, operator, monitoring
 
 The hot paths never reach these applications (``RouterProtocol`` answers them); they appear here only
 for the methods that they do not take.
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -26,6 +27,7 @@ from pdcluster_protocol.kept import REQUESTS_PATH
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.pool_page import POOL_PATH
 from pdcluster_protocol.secret import Secret
+from pdcluster_protocol.status_page import STATUS_PAGE_PATH, STATUS_PATH
 from pdcluster_protocol.verify import VERIFY_PATH
 from pdcluster_router.core.apis.client_apis import REQUEST_PATHS, api_of
 from pdcluster_router.core.apis.openai_errors import (
@@ -48,6 +50,7 @@ from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
 from pdcluster_router.front.requests_page import QUERY, answer_about
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
+from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEADERS, describe_status
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
@@ -112,6 +115,9 @@ def _internal_app() -> FastAPI:
     app.head("/", include_in_schema=False)(read_overview)
     app.get("/metrics", tags=["router"])(read_metrics)
     app.get(POOL_PATH, tags=["router"])(read_pool)
+    app.get(STATUS_PATH, tags=["router"])(read_status)
+    app.get(STATUS_PAGE_PATH, tags=["router"])(read_status_page)
+    app.head(STATUS_PAGE_PATH, include_in_schema=False)(read_status_page)
     app.get(REQUESTS_PATH, tags=["router"], openapi_extra=QUERY)(read_requests)
     app.post(VERIFY_PATH, tags=["router"], openapi_extra=SCHEMA, responses=RESPONSES)(verify_pair)
     app.api_route(METASERVER_PATH, methods=_NOT_POST, include_in_schema=False)(refuse_method)
@@ -169,6 +175,16 @@ async def read_metrics(request: Request) -> Response:
 async def read_pool(request: Request) -> Response:
     """Every engine with its revision and state, which revisions get work, and whether changes reach this router."""
     return Response(msgspec.json.encode(describe_pool(_router(request).services)), media_type=_JSON)
+
+
+async def read_status(request: Request) -> Response:
+    """The pool's page, and the steps of the last requests: the document that `/status` draws."""
+    return Response(describe_status(_router(request).services), media_type=_JSON, headers=DOCUMENT_HEADERS)
+
+
+async def read_status_page(_request: Request) -> Response:
+    """A page for browsers: engines, queues, failures, and where the last requests' time went."""
+    return HTMLResponse(PAGE, headers=PAGE_HEADERS)
 
 
 async def read_requests(request: Request) -> Response:

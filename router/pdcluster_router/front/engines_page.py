@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.pool_page import DiscoveryStatus, EngineRow, PoolPage, RecentFailures, Requests, RevisionRow
+from pdcluster_router.core.engines.breaker import FIRST_ERA
 from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.engines.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
@@ -21,7 +22,8 @@ def describe_pool(services: Services) -> PoolPage:
         requests=_requests(services),
         failures=RecentFailures(RECENT_S, failures),
         revisions=[_revision(revision, engines) for revision in sorted({engine.revision for engine in engines})],
-        engines=[_engine(engine, services.now()) for engine in engines],
+        engines=[_engine(engine, services) for engine in engines],
+        ended={outcome.value: num for outcome, num in services.metrics.num_ended.items() if num},
     )
 
 
@@ -48,8 +50,9 @@ def _revision(revision: str, engines: list[Engine]) -> RevisionRow:
     return RevisionRow(revision, counts, serves=revision in serving_revisions(serving))
 
 
-def _engine(engine: Engine, now: float) -> EngineRow:
-    breaker = engine.breaker
+def _engine(engine: Engine, services: Services) -> EngineRow:
+    breaker, now = engine.breaker, services.now()
+    last_s, last = services.failures.last_of(engine.name) or (None, "")
     return EngineRow(
         name=engine.name,
         role=engine.role.value,
@@ -62,4 +65,8 @@ def _engine(engine: Engine, now: float) -> EngineRow:
         ejected_s=round(max(0.0, breaker.until - now), 1) if breaker.is_ejected else 0.0,
         running=engine.num_running,
         outstanding_tokens=engine.load.outstanding_tokens,
+        slow_start_s=round(engine.load.slow_start_s(now=now), 1),
+        ejections=breaker.era - FIRST_ERA,
+        last_failure=last,
+        last_failure_s=None if last_s is None else round(last_s, 1),
     )

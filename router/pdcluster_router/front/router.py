@@ -131,6 +131,7 @@ class Router:
         It has arrived whole, and it is its turn on its connection.
         """
         if cycle.num_body_bytes > FREE_BYTES:
+            cycle.whole_at = cycle.whole_at or self.services.now()
             self._rows.enter(cycle)
         else:
             self._take(cycle)
@@ -297,6 +298,8 @@ class Router:
             client=client,
             client_address=cycle.client_address,
             received_at=received_at,
+            read_s=(cycle.whole_at or received_at) - cycle.begun_at,
+            turn_s=received_at - cycle.whole_at if cycle.whole_at else None,
         )
 
     def _admitted_again(self, headers: list[tuple[bytes, bytes]]) -> str:

@@ -171,10 +171,10 @@ class RouterProtocol(ReadingProtocol):
         cycle, self._incoming = self._incoming, None
         if cycle is None:
             self.cold_message_complete()
-            return
-        cycle.is_whole = True
-        if cycle is self._active and cycle.refusal is None:  # Else ``_start_hot`` goes on at its turn.
+        elif cycle is self._active and cycle.refusal is None:
             cycle.hand_over()
+        else:  # ``_start_hot`` goes on at its turn.
+            cycle.whole_at = self.now()
 
     def num_body_bytes_left(self) -> int:
         return self._incoming.head.content_length - self._incoming.num_body_bytes if self._incoming is not None else 0
@@ -277,6 +277,7 @@ class RouterProtocol(ReadingProtocol):
     def _begin_hot(self, path: bytes, head: RequestHead, version: str) -> None:
         router = self._router
         cycle = self._new_cycle(self, path, head, router.dispatch, router.room)
+        cycle.begun_at = self.begun_at
         cycle.refusal = (None if self._is_internal else router.admit(cycle)) or cycle.add_head(self.num_head_bytes())
         if not (self._is_internal or head.request_id):
             cycle.request_id = os.urandom(16).hex().encode()
@@ -317,7 +318,7 @@ class RouterProtocol(ReadingProtocol):
     def _start_hot(self, cycle: HotCycle) -> None:
         if cycle is not self._active or cycle.response_complete:
             return
-        if cycle.is_whole and cycle.refusal is None:
+        if cycle is not self._incoming and cycle.refusal is None:
             cycle.hand_over()
         else:
             self._greet(cycle)

@@ -119,6 +119,7 @@ class HotCycle:
         "_num_kept_bytes",
         "_on_whole",
         "_room",
+        "begun_at",
         "client",
         "disconnected",
         "has_started",
@@ -126,7 +127,6 @@ class HotCycle:
         "head",
         "holder",
         "is_for_engines",
-        "is_whole",
         "keep_alive",
         "keys",
         "num_body_bytes",
@@ -141,6 +141,7 @@ class HotCycle:
         "source",
         "takes_chunks",
         "teller",
+        "whole_at",
     )
 
     message_event: Final = _NobodyWaits()
@@ -181,7 +182,10 @@ class HotCycle:
         """Called once with an error of the router, before the client is answered with it."""
         self.teller: Teller | None = None
         """Tells the access log what became of it; None: no engine was asked, and it has not queued."""
-        self.is_whole = False
+        self.begun_at = 0.0
+        """When its first byte came, monotonic seconds; 0: it is an engine's, or its head was refused."""
+        self.whole_at = 0.0
+        """When its last byte came, if it had to wait for its turn then; else 0."""
         self.owner: CycleOwner | None = None
         self.refusal: ApiError | None = None
         self.client = ""

@@ -28,7 +28,7 @@ _NAMES: Final = {path: path.decode() for path in REQUEST_PATHS}
 class LoggedCycle(HotCycle):
     """One request. Event loop only."""
 
-    __slots__ = ("_answer", "_arrived_at", "_begun_at", "_ended_at", "_line", "_log", "client_address")
+    __slots__ = ("_answer", "_arrived_at", "_ended_at", "_line", "_log", "client_address")
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class LoggedCycle(HotCycle):
         self._line.client_address = self.client_address = address_of(head.headers)
         self._line.trace_id = trace_id_in(head.headers, head.fields)
         self._answer: AnswerFacts | None = None
-        self._begun_at = self._ended_at = _now()
+        self.begun_at = self._ended_at = _now()  # Of a whole head ``begun_at`` is set anew: to its first byte.
         self._arrived_at: float | None = None
 
     def asks_for(self, client: str, model: str, *, is_stream: bool) -> None:
@@ -80,7 +80,7 @@ class LoggedCycle(HotCycle):
         self._log.ended(self._whole_line)
 
     def _whole_line(self) -> AccessLine:
-        line, arrived_at = self._line, self._begun_at if self._arrived_at is None else self._arrived_at
+        line, arrived_at = self._line, self.begun_at if self._arrived_at is None else self._arrived_at
         line.request_id, line.client = self.request_id.decode("ascii"), self.client
         line.bytes_in = self.num_body_bytes
         if self.teller is not None:
@@ -89,7 +89,7 @@ class LoggedCycle(HotCycle):
             line.outcome = (Outcome.CLIENT_GONE if self.disconnected else Outcome.REJECTED).value
         if self._answer is not None:
             add_answer(line, self._answer, arrived_at)
-        end(line, self._begun_at, self._arrived_at, self._ended_at)
+        end(line, self.begun_at, self._arrived_at, self._ended_at)
         return line
 
 

@@ -92,6 +92,9 @@ class ReadingProtocol(PausingProtocol):
         """Bytes that have come since there was a whole head, a byte of a body or a whole message. Outside of a message
         these are blank lines, which begin none (RFC 9112, 2.2). A client may send some behind its body.
         """
+        self.begun_at = 0.0
+        """When the first byte of the newest request came, monotonic seconds; on a client's connection."""
+        self._is_internal = False  # Whether it is an engine's; set in ``connection_made``.
         self.preface: Preface | None = None
         """The PROXY header of this connection, where one is asked for; set before ``connection_made``."""
         self._leavers = leavers
@@ -286,6 +289,8 @@ class ReadingProtocol(PausingProtocol):
         self.url = b""
         self.headers = []
         self.is_in_message = True
+        if not self._is_internal:
+            self.begun_at = time.monotonic()
         self.idle_since = None  # One read may end a request, begin a pause, and begin the next request.
 
     def on_header(self, name: bytes, value: bytes) -> None:

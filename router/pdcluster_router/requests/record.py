@@ -58,10 +58,12 @@ class Record:
         "_outcome",
         "_path",
         "_prefill",
+        "_read_s",
         "_request_id",
         "_services",
         "_started_at",
         "_trace_id",
+        "_turn_s",
     )
 
     def __init__(self, services: Services, request: ClientRequest, transfer_id: TransferId, started_at: float) -> None:
@@ -72,6 +74,7 @@ class Record:
         self._path = request.path
         self._model_text = request.body.model_text
         self._is_stream = request.body.is_stream
+        self._read_s, self._turn_s = request.read_s, request.turn_s
         self._started_at = started_at
         self._attempt = 0
         self._decode: Engine | None = None
@@ -169,7 +172,7 @@ class Record:
     def row(self, ended_at_unix_s: float | None = None) -> KeptRow:
         """The row for ``pdcluster why``. ``ended_at_unix_s``: None: the request has not ended."""
         line, decode = self._line, self._decode
-        # By position: to name 18 arguments takes as long as all else here.
+        # By position: to name 20 arguments takes as long as all else here.
         return KeptRow(
             self._request_id,
             line.transfer_id,
@@ -181,6 +184,8 @@ class Record:
             self._is_stream,
             ended_at_unix_s,
             (line.ended_at or self._services.now()) - line.received_at,
+            self._read_s,
+            self._turn_s,
             self._started_at - line.received_at,
             line.status,
             _WORDS[self._outcome],

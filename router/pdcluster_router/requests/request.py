@@ -33,6 +33,10 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     """Whether a prefill engine shall do the prompt; False: decode does it by itself."""
     received_at: float
     """Monotonic seconds. The request's times count from here, also while it waits to enter."""
+    read_s: float | None = None
+    """Seconds from its first byte to its last one; None: it came from no client."""
+    turn_s: float | None = None
+    """Seconds from its last byte until it was received, if it had to wait for its turn."""
 
     @property
     def prefill_role(self) -> Role:

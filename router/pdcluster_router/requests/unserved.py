@@ -21,6 +21,7 @@ def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
     """``error`` is the answer to a request that was not parsed, or that a bug of ours has ended."""
     if not services.kept.is_on or cycle.teller is not None:
         return  # The queue or the exchange tells it.
+    read_s = (cycle.whole_at or services.now()) - cycle.begun_at if cycle.begun_at else None
     services.kept.keep(
         KeptRow(
             request_id=cycle.request_id.decode("ascii"),
@@ -29,6 +30,7 @@ def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
             client_address=cycle.client_address,
             path=cycle.path,
             ended_at_unix_s=services.unix_now(),
+            read_s=read_s,
             status=error.status,
             outcome="" if error.code == BUG.code else Outcome.REJECTED.value,
             error=error.code,
@@ -79,6 +81,8 @@ def _facts_of(request: ClientRequest, waited_s: float) -> KeptRow:
         model_text=request.body.model_text,
         path=request.path,
         is_stream=request.body.is_stream,
+        read_s=request.read_s,
+        turn_s=request.turn_s,
         queue_s=waited_s,
         total_s=waited_s,
     )

@@ -9,6 +9,7 @@ line: engines go by their names, reasons are scrubbed. A storm of one kind is co
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -102,10 +103,14 @@ class Failures:
         self._second = 0
         self._num_lines: dict[FailureKind, int] = {}
         self._recent: RecentCounts[FailureKind] = RecentCounts(RECENT_S)
+        self._last: OrderedDict[str, tuple[float, Failure]] = OrderedDict()
+        """By engine, the one that failed last at the end: when, and what."""
 
     def tell(self, failure: Failure) -> None:
         """Counts the failure, and logs it unless its kind has had ``MAX_LINES_PER_S`` in this second."""
         self.count(failure.kind)
+        if failure.engine:
+            self._note(failure)
         if self._may_log(failure.kind):
             logger.warning(
                 "failure kind=%s request_id=%s transfer_id=%s attempt=%d engine=%s reason=%s",
@@ -126,6 +131,20 @@ class Failures:
         """The number of each kind in the last ``RECENT_S``; only kinds that occurred."""
         return dict(self._recent.counts(now=self._now()))
 
+    def last_of(self, engine: str) -> tuple[float, str] | None:
+        """The seconds since something failed at this engine, and what it was; None: nothing is known of."""
+        if engine not in self._last:
+            return None
+        at, failure = self._last[engine]
+        reason = scrub(failure.reason)[:_MAX_LAST_CHARS]
+        return self._now() - at, f"{failure.kind.value}{': ' if reason else ''}{reason}"
+
+    def _note(self, failure: Failure) -> None:
+        self._last.pop(failure.engine, None)
+        self._last[failure.engine] = (self._now(), failure)
+        if len(self._last) > _MAX_ENGINES:
+            self._last.popitem(last=False)
+
     def _may_log(self, kind: FailureKind) -> bool:
         second = int(self._now())
         if second != self._second:
@@ -138,6 +157,9 @@ class Failures:
 
 
 _MAX_ID_CHARS: Final = 64
+_MAX_LAST_CHARS: Final = 200
+_MAX_ENGINES: Final = 1000
+"""Engines whose last failure is remembered: a router meets more of them in its life than it has at a time."""
 
 
 def _word(text: str) -> str:

@@ -47,6 +47,8 @@ class KeptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_stream: bool | None = None
     ended_at_unix_s: float | None = None
     total_s: float | None = None
+    read_s: float | None = None
+    turn_s: float | None = None
     queue_s: float | None = None
     status: int | None = None
     outcome: str = ""
@@ -105,6 +107,10 @@ class Kept:
         found = [request for ring in self._rings.values() for request in islice(_named(ring, part), MAX_FOUND)]
         return sorted(found, key=lambda request: -(request.ended_at_unix_s or 0.0))[:MAX_FOUND]
 
+    def newest(self, fate: Fate, num: int) -> list[KeptRequest]:
+        """The last ``num`` requests of this fate, or all if there are fewer, the newest first."""
+        return [request_of(_decode(entry)) for entry in islice(self._rings[fate].newest(), num)]
+
     def since(self) -> dict[str, float]:
         """The end of the oldest request of each fate that is remembered, Unix seconds."""
         oldest = {fate.value: ring.oldest for fate, ring in self._rings.items()}
@@ -150,6 +156,8 @@ def request_of(row: KeptRow) -> KeptRequest:
         is_stream=row.is_stream,
         ended_at_unix_s=row.ended_at_unix_s,
         total_s=_rounded(row.total_s),
+        read_s=_rounded(row.read_s),
+        turn_s=_rounded(row.turn_s),
         queue_s=_rounded(row.queue_s),
         status=row.status,
         outcome=row.outcome,

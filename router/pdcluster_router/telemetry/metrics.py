@@ -134,6 +134,11 @@ class Metrics:
     def ended(self, outcome: Outcome) -> None:
         self._ended[outcome] += 1
 
+    @property
+    def num_ended(self) -> Mapping[Outcome, int]:
+        """Requests that have ended, by how. It goes on growing."""
+        return self._ended
+
     def failed(self, kind: FailureKind) -> None:
         self._failed[kind] += 1
 

@@ -57,6 +57,10 @@ class Load:
         """The engine begins to serve, or is back."""
         self._slow_until = now + SLOW_START_S
 
+    def slow_start_s(self, *, now: float) -> float:
+        """Seconds until it counts like any other; 0: it does."""
+        return max(0.0, self._slow_until - now)
+
     def tokens(self, *, now: float) -> float:
         """The load that placement compares: what runs there, and what has failed there lately; more at first."""
         if not (self._failed_tokens or self._slow_until):

@@ -38,6 +38,10 @@ class Ring:
         while self.num_bytes > self._max_bytes:
             self.num_bytes -= len(self._entries.popleft()) + ENTRY_BYTES
 
+    def newest(self) -> Iterator[bytes]:
+        """All entries, the newest one first. Add none meanwhile."""
+        return reversed(self._entries)
+
     def holding(self, part: bytes) -> Iterator[bytes]:
         """The entries that have ``part`` in them, the newest one first. Add none meanwhile."""
         return (entry for entry in reversed(self._entries) if part in entry)

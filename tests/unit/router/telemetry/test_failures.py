@@ -71,3 +71,23 @@ def test_a_storm_is_counted_whole_and_logged_in_part(
 
 def test_kinds_are_words_that_fit_a_label() -> None:
     assert all(kind.value == kind.name.lower() for kind in FailureKind)
+
+
+def test_the_last_failure_of_an_engine_is_told_with_its_age(failures: Failures, clock: Clock) -> None:
+    failures.tell(Failure(FailureKind.PREFILL_FAILED, engine="prefill-0", reason="10.1.2.3:80 answered 500\n"))
+    failures.tell(Failure(FailureKind.PREFILL_TIMEOUT, engine="prefill-0"))
+    failures.tell(Failure(FailureKind.DECODE_LOST, engine="decode-0", reason="10.1.2.3:80 hung up " + "x" * 999))
+    clock.now += 7
+    assert failures.last_of("prefill-0") == (7.0, "prefill_timeout")
+    age_s, told = failures.last_of("decode-0") or (0.0, "")
+    assert (age_s, told[:35], len(told) < 250) == (7.0, "decode_lost: <address> hung up xxxx", True)
+    assert failures.last_of("decode-1") is None
+
+
+def test_of_engines_without_end_the_last_ones_are_remembered(failures: Failures) -> None:
+    for number in range(1500):
+        failures.tell(Failure(FailureKind.DECODE_LOST, engine=f"decode-{number}"))
+    failures.tell(Failure(FailureKind.DECODE_LOST, engine="decode-500"))
+    failures.tell(Failure(FailureKind.DECODE_LOST, engine="decode-1500"))
+    known = [number for number in range(1501) if failures.last_of(f"decode-{number}") is not None]
+    assert known == [500, *range(502, 1501)]

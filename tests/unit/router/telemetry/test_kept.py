@@ -122,3 +122,13 @@ def test_three_eighths_are_for_what_was_served_a_half_for_failures_and_an_eighth
             kept.keep(KeptRow("r", outcome=outcome))
         num_bytes[outcome] = round(kept.num_bytes, -3)
     assert num_bytes == {"ok": 30_000, "lost": 40_000, "rejected": 10_000}
+
+
+def test_the_newest_of_a_fate_are_told_the_newest_first() -> None:
+    kept = Kept(1 << 20)
+    for number in range(5):
+        kept.keep(KeptRow(f"good-{number}", outcome="ok"))
+        kept.keep(KeptRow(f"bad-{number}", outcome="lost"))
+    assert [request.request_id for request in kept.newest(Fate.SERVED, 3)] == ["good-4", "good-3", "good-2"]
+    assert [request.request_id for request in kept.newest(Fate.FAILED, 9)][-1] == "bad-0"
+    assert kept.newest(Fate.REFUSED, 3) == []

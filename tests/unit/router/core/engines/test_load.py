@@ -58,3 +58,10 @@ def test_a_new_engine_with_nothing_to_do_has_the_least_to_do() -> None:
     load = Load()
     load.start_slowly(now=5.0)
     assert load.tokens(now=5.0) == 0
+
+
+def test_a_slow_start_says_how_long_it_lasts() -> None:
+    load = Load()
+    assert load.slow_start_s(now=5.0) == 0.0
+    load.start_slowly(now=5.0)
+    assert [load.slow_start_s(now=now) for now in (5.0, 12.0, 15.0, 99.0)] == [10.0, 3.0, 0.0, 0.0]

@@ -1,0 +1,62 @@
+"""Rows of the status page for kept requests: their steps, no longer and no more than a page can show.
+
+A request has at most ``MAX_STEPS`` steps here; the ones between the first and the last become one. So a document has
+at most some 200 KB of requests, whatever clients and engines wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from pdcluster_protocol.kept import KeptRequest, Milestone
+from pdcluster_protocol.status_page import RecentRequest, StepRow
+from pdcluster_router.core.telemetry.timeline import RequestStep, StepKind, timeline_of
+
+MAX_STEPS: Final = 24
+"""A request with two attempts of each role has 12."""
+MAX_TEXT_CHARS: Final = 200
+
+
+def recent_request(request: KeptRequest, fate: str, *, now_unix_s: float) -> RecentRequest:
+    """The row of ``request``. ``now_unix_s``: below its end if the clock was set back; then it has just ended."""
+    return RecentRequest(
+        request_id=request.request_id,
+        ended_s=round(max(0.0, now_unix_s - (request.ended_at_unix_s or now_unix_s)), 1),
+        fate=fate,
+        client=request.client,
+        model=request.model,
+        path=request.path,
+        status=request.status,
+        outcome=request.outcome,
+        error=request.error,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens,
+        read_s=request.read_s,
+        first_byte_s=_first_byte_s(request),
+        total_s=request.total_s,
+        steps=tuple(_rows(_shortened(timeline_of(request)))),
+    )
+
+
+def _first_byte_s(request: KeptRequest) -> float | None:
+    found = [moment.at_s for moment in request.moments if moment.what == Milestone.FIRST_BYTE.value]
+    return found[-1] if found else None
+
+
+def _shortened(steps: Sequence[RequestStep]) -> Sequence[RequestStep]:
+    """The steps, and the end behind them."""
+    num_left_out = len(steps) - MAX_STEPS - 1
+    if num_left_out <= 0:
+        return steps
+    begin, end = MAX_STEPS // 2, MAX_STEPS // 2 + num_left_out + 1
+    between = RequestStep(steps[begin].at_s, StepKind.FAILURE, f"{end - begin} more steps")
+    return [*steps[:begin], between, *steps[end:]]
+
+
+def _rows(steps: Sequence[RequestStep]) -> list[StepRow]:
+    return [
+        StepRow(step.kind.value, round(after.at_s - step.at_s, 6), step.text[:MAX_TEXT_CHARS])
+        for step, after in pairwise(steps)
+    ]

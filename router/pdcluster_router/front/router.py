@@ -108,6 +108,7 @@ class Router:
         self.clients = Clients(settings.max_connections or default_max_connections())
         self.callers = Callers(
             settings.max_internal_connections or places_for(self.clients.max_connections),
+            self.room,
             lambda reason: self.services.failures.tell(Failure(FailureKind.CROWDED_OUT, reason=reason)),
         )
         self.leavers = Leavers(asyncio.get_running_loop())

@@ -88,7 +88,8 @@ class RouterProtocol(ReadingProtocol):
         self._count = self._router.callers if self._is_internal else self._router.clients
         self._is_guest = not self._count.opened(self, self.client[0] if self.client else "")
         share = RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS
-        self._heads, self.unread = Heads(self._router.room, share), Unread(self._router.room, share)
+        self._room = self._router.callers.room_of(self) if self._is_internal else self._router.room
+        self._heads, self.unread = Heads(self._room, share), Unread(self._room, share)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -276,7 +277,7 @@ class RouterProtocol(ReadingProtocol):
 
     def _begin_hot(self, path: bytes, head: RequestHead, version: str) -> None:
         router = self._router
-        cycle = self._new_cycle(self, path, head, router.dispatch, router.room)
+        cycle = self._new_cycle(self, path, head, router.dispatch, self._room)
         cycle.refusal = (None if self._is_internal else router.admit(cycle)) or cycle.add_head(self.num_head_bytes())
         if not (self._is_internal or head.request_id):
             cycle.request_id = os.urandom(16).hex().encode()

@@ -24,7 +24,7 @@ def state_of(path: str | os.PathLike[str]) -> FileState:
 
 
 def words_of(error: OSError, unsaid: str = "OpenSSL cannot read it") -> str:
-    """OpenSSL's reason, or the system's, for people. ``unsaid``: stands for OpenSSL's where it gives none."""
+    """The reason of an error, for people. ``unsaid``: the answer for an error of OpenSSL that gives no reason."""
     if isinstance(error, ssl.SSLError):
         return error.reason.lower().replace("_", " ") if error.reason else unsaid
     return error.strerror or str(error)

@@ -49,7 +49,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     num_prefills: int = 0
 
     def told(self) -> Told:
-        """Itself: it is a ``Teller`` too, of facts that will not change."""
+        """These facts themselves: they do not change any more, and serve as a ``Teller`` too."""
         return self
 
 

@@ -51,7 +51,7 @@ class CallerRoom(Room):
 
     def take(self, num_bytes: int, share: RoomLimit, holder: str = "") -> bool:  # noqa: ARG002  # the address holds it
         """Whether there was room, or others made some; if so it is taken until ``give_back`` or ``close``."""
-        if self.is_closed:
+        if self.is_closed or not num_bytes:
             return True
         calls, room = self._calls, self._calls.room
         if calls.used_bytes + num_bytes > calls.max_bytes or room.used_bytes + num_bytes > room.max_bytes:

@@ -16,9 +16,9 @@ class Backoff:
     def pause_s(self, num_failures: int, chance: float, *, asked_s: float = 0.0) -> float:
         """The wait after ``num_failures`` in a row, 1 or more. It is at least ``first_s`` and ``asked_s``.
 
-        The n-th wait is at most 2^n times ``first_s``, and ``most_s``. ``chance``: in [0, 1), the place between the
-        least and the most; callers that failed together come back at different times. ``asked_s``: seconds that the API
-        server asked for (Retry-After). The caller bounds them.
+        Else the n-th wait is at most 2^n times ``first_s``, and at most ``most_s``. ``chance``: in [0, 1), the place
+        between the least and the most; callers that failed together come back at different times. ``asked_s``: seconds
+        that the API server asked for (Retry-After). The caller bounds them.
         """
         ceiling = min(self.most_s, math.ldexp(self.first_s, min(num_failures, 16)))
         return max(asked_s, self.first_s + chance * (ceiling - self.first_s))

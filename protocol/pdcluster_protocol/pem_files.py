@@ -1,6 +1,6 @@
-"""PEM files that may be replaced at any time, as all parts look at them, use them and tell what is wrong with them.
+"""Reads PEM files, which may be replaced at any time, and words their faults. All parts use it.
 
-All of them read certificates and keys, and most may not import each other. Standard library only: a probe that runs
+All parts read certificates and keys, and most may not import each other. Standard library only: a probe that runs
 every few seconds imports this file.
 """
 

@@ -59,11 +59,11 @@ class Callers:
         return True
 
     def room_of(self, caller: Caller) -> Room:
-        """Where the bytes of ``caller`` count, as long as it lives. It is open."""
+        """The room that counts the bytes of ``caller``, which must be open. It stays valid after ``closed``."""
         return self._open[caller]
 
     def unread_of(self, caller: Caller) -> Unread:
-        """The room for bytes of ``caller`` that are not decrypted. It is open."""
+        """The room for bytes of ``caller`` that are not decrypted. ``caller`` must be open."""
         return Unread(self._open[caller], RoomLimit.ENGINES)
 
     def closed(self, caller: Caller) -> None:

@@ -56,9 +56,11 @@ class Port(RuleBasedStateMachine):
     @rule(address=st.sampled_from(CROWD), pieces=st.lists(st.sampled_from([1, 10, 100, 700]), max_size=40))
     def half_calls_come(self, address: str, pieces: list[int]) -> None:
         for num_bytes in pieces:
-            self.crowd.append(one := Connection(self.callers, address))
-            if not one.take(num_bytes):
-                one.abort()  # it is refused
+            one = Connection(self.callers, address)
+            if one.take(num_bytes):
+                self.crowd.append(one)
+            else:  # It is refused, and its connection ends.
+                one.end()
 
     @rule(num_bytes=st.sampled_from([1, 300, 7000]))
     def clients_take(self, num_bytes: int) -> None:

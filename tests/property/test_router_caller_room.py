@@ -62,6 +62,11 @@ class Port(RuleBasedStateMachine):
             else:  # It is refused, and its connection ends.
                 one.end()
 
+    @rule(addresses=st.permutations(CROWD), num_bytes=st.sampled_from([20, 100, 700]))
+    def a_crowd_takes_all_that_it_gets(self, addresses: list[str], num_bytes: int) -> None:
+        for address in addresses:
+            self.half_calls_come(address, [num_bytes] * (ROOM_BYTES // 4 // num_bytes))
+
     @rule(num_bytes=st.sampled_from([1, 300, 7000]))
     def clients_take(self, num_bytes: int) -> None:
         if self.room.take(num_bytes, RoomLimit.CLIENTS):

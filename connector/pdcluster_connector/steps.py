@@ -95,7 +95,7 @@ class Cancel(msgspec.Struct, frozen=True):
 
 
 class PrefillEnded(msgspec.Struct, frozen=True):
-    """The router says that the prompt of ``attempt`` is computed: every rank has asked to write, or never will."""
+    """The router says that the prompt of ``attempt`` is computed. A rank that has not asked to write must ask soon."""
 
     request_id: RequestId
     attempt: Attempt

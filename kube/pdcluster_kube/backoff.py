@@ -14,10 +14,11 @@ class Backoff:
     most_s: float
 
     def pause_s(self, num_failures: int, chance: float, *, asked_s: float = 0.0) -> float:
-        """Wait after ``num_failures`` >= 1 failures in a row: from ``first_s`` up to the longest wait after so many.
+        """The wait after ``num_failures`` in a row, 1 or more. It is at least ``first_s`` and ``asked_s``.
 
-        ``chance``: in [0, 1), so that callers that failed together do not come back together. ``asked_s``: seconds that
-        the API server asked for (Retry-After), and the least wait; the caller bounds it.
+        Else the n-th wait is at most 2^n times ``first_s``, and at most ``most_s``. ``chance``: in [0, 1), the place
+        between the least and the most; callers that failed together come back at different times. ``asked_s``: seconds
+        that the API server asked for (Retry-After). The caller bounds them.
         """
         ceiling = min(self.most_s, math.ldexp(self.first_s, min(num_failures, 16)))
         return max(asked_s, self.first_s + chance * (ceiling - self.first_s))

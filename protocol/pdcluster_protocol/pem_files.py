@@ -1,6 +1,6 @@
-"""PEM files that may be replaced at any time, as all parts look at them, use them and tell what is wrong with them.
+"""Reads PEM files, which may be replaced at any time, and words their faults. All parts use it.
 
-All of them read certificates and keys, and most may not import each other. Standard library only: a probe that runs
+All parts read certificates and keys, and most may not import each other. Standard library only: a probe that runs
 every few seconds imports this file.
 """
 
@@ -24,7 +24,7 @@ def state_of(path: str | os.PathLike[str]) -> FileState:
 
 
 def words_of(error: OSError, unsaid: str = "OpenSSL cannot read it") -> str:
-    """OpenSSL's reason, or the system's, for people. ``unsaid``: stands for OpenSSL's where it gives none."""
+    """The reason of an error, for people. ``unsaid``: the answer for an error of OpenSSL that gives no reason."""
     if isinstance(error, ssl.SSLError):
         return error.reason.lower().replace("_", " ") if error.reason else unsaid
     return error.strerror or str(error)

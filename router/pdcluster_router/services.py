@@ -170,7 +170,7 @@ class Services:
             self.make_room()
 
     def make_room(self) -> None:
-        """Has the queue looked at soon, but not within the request that calls this."""
+        """The gate looks at its queue in the next turn of the event loop."""
         if not self._is_room_told:
             self._is_room_told = True
             self._loop.call_soon(self._tell_room)

@@ -77,6 +77,7 @@ async def test_a_client_whose_bytes_find_no_room_is_told_behind_its_answers(rig:
             statuses.append(answer.status)
     assert (len(statuses) < 100, answer.status, answer.json()["error"]["code"]) == (True, 503, "no_room")
     await ended(client.reader)
+    assert await rig.failures() == {"no_room": 1}
 
 
 async def test_a_client_with_tls_whose_bytes_find_no_room_is_cut_off(tls: Rig) -> None:

@@ -12,7 +12,8 @@ from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.metaserver import Action, PrefillOutcome, decode_outcome, failed, succeeded
 from pdcluster_protocol.params import Reservation, for_attempt
 from pdcluster_router.core.requests.pairing import Command, Event, Pairing, Phase, Retries, Timeouts
-from pdcluster_router.http.cycle import CycleOwner, HotCycle
+from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.http.cycle_ends import CycleOwner
 from pdcluster_router.requests.reservation import ReservationCalls, refusal_of
 
 FAILED: Final = failed("", Action.RECOMPUTE)

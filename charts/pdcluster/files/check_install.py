@@ -19,7 +19,7 @@ DEADLINE_S = float(os.environ.get("DEADLINE_S", "60"))
 
 
 def main() -> int:
-    """0 when both answer as they should; else 1, and the last line says who did not and what helps."""
+    """0 if API server and operator answer as they should; else 1, and the last line names the fault and its cure."""
     try:
         check_kinds(os.environ["API_URL"], os.environ["NAMESPACE"])
         wait_until_ready(os.environ["OPERATOR_URL"])

@@ -44,8 +44,8 @@ class Answer:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
-    """Add ``--host``, ``--port`` and the flags of TLS. The host's default is in variables, which a probe's command line
-    cannot name."""
+    """Adds ``--host``, ``--port`` and the flags of TLS. The default host comes from the environment: the author of
+    a probe's command line does not know the pod's address."""
     host = next((environ[name] for name in _HOST_VARIABLES if environ.get(name)), "localhost")
     parser.add_argument(
         "--host", default=host, help=f"of the engine (default: $VLLM_HOST_IP, else $POD_IP, else localhost; now {host})"

@@ -222,7 +222,7 @@ class Receive:
         return cut + lost + self._go_on(now)
 
     def prefill_ended(self, attempt: Attempt, *, now: float) -> ReceivingCommands:
-        """The prompt of ``attempt`` is computed: a rank that does not ask to write within a lease never will."""
+        """The prompt of ``attempt`` is computed. Each of its ranks must ask to write within one lease from now."""
         if not self._is_open or attempt < self.attempt or attempt <= self.lost_attempt:
             return ()
         revokes = self._begin(attempt, now) if attempt > self.attempt else ()

@@ -44,7 +44,7 @@ class LongWork(Protocol):
         """The current stream is busy for about ``length_s``, and then writes ``mark``. Forward thread."""
 
     def is_written(self, mark: int, reader: Stream) -> bool:
-        """Whether ``mark`` is in memory, looked at beside the forward pass. In the thread that opened ``reader``."""
+        """Whether ``mark`` is in memory, read beside the forward pass. Only for the thread that opened ``reader``."""
 
 
 class Products:

@@ -57,7 +57,7 @@ class InUse(Generic[E]):
             self._is_awaited = True
 
     def close(self, timeout_s: float) -> bool:
-        """No thread enters any more. Wait up to ``timeout_s`` for those inside; whether the engine is freed."""
+        """Lets no thread enter. Waits up to ``timeout_s`` for those inside. Returns whether the engine is freed."""
         self.shut()
         with self._has_left:
             self._has_left.wait_for(lambda: self._num_inside == 0, timeout_s)

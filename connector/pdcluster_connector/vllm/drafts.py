@@ -26,7 +26,7 @@ def models_of(config: VllmConfig) -> list[ModelConfig]:
 
 
 def draft_of(config: VllmConfig) -> ModelConfig | None:
-    """The draft model that keeps KV of its own: MTP's layers and an EAGLE head are one too, prompt lookup is none."""
+    """The draft model with KV of its own: also MTP's layers, or an EAGLE head. None: none, or prompt lookup."""
     speculative = config.speculative_config
     return speculative.draft_model_config if speculative and speculative.method not in _NGRAM else None
 

@@ -61,7 +61,7 @@ class PartSums:
         return max(1, num_bytes // max(1, self.content[:1].numel() * self.content.element_size()))
 
     def add_by_operators(self, now: slice) -> None:
-        """Count the pages ``now`` of ``pages``, in the stream of the thread.
+        """Adds the slice ``now`` of ``pages`` to the sums, in the thread's current stream.
 
         Raises:
             IndexError: There is no such page.

@@ -233,7 +233,7 @@ class PushSums:
         return len(self._asked) + len(self._queue) > 0
 
     def ask(self, live: LivePush) -> None:
-        """Every byte of this push is acknowledged: it waits for its sums."""
+        """The push, all of whose bytes are acknowledged, waits for its sums."""
         self._asked.append(live)
 
     def advance(self, book: PushBook, now: float) -> None:

@@ -86,7 +86,7 @@ class WriteQueue:
 
     @property
     def next_look_s(self) -> float:
-        """How soon a write, a copy or the next layer can be over: looking earlier costs a core and finds nothing."""
+        """Seconds until a write, a copy or the next layer may be over. An earlier look costs CPU and finds nothing."""
         if self._cursors and self._cursors[0].is_copying:
             return SHORTEST_LOOK_S
         of_writes = self._pace.next_look_s(len(self._in_flight)) if self._in_flight else LONGEST_LOOK_S

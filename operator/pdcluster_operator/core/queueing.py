@@ -30,9 +30,10 @@ class RetryPace:
     most_s: float = 60.0
 
     def delay_s(self, num_failures: int, chance: float) -> float:
-        """Wait after ``num_failures`` >= 1 in a row: between first_s and 2, 4, 8 ... times first_s, at most most_s.
+        """The wait after ``num_failures`` in a row, 1 or more: at least ``first_s``, at most ``most_s``.
 
-        ``chance``: in [0, 1), so that keys which failed together do not come back together.
+        The n-th wait is at most 2^n times ``first_s``. ``chance``: in [0, 1), the place between the least and the most;
+        keys that failed together come back at different times.
         """
         return Backoff(self.first_s, self.most_s).pause_s(num_failures, chance)
 

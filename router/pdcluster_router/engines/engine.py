@@ -83,7 +83,7 @@ class Engine:
         return self.num_running > 0
 
     def found(self, sign: Sign, *, most_s: float) -> bool:
-        """Takes the sign of a probe. Returns whether ``is_healthy`` has changed. ``most_s``: the longest time between
+        """A probe has shown ``sign``. Returns whether ``is_healthy`` has changed. ``most_s``: the longest time between
         two probes, in seconds."""
         now = self._now()
         self.outage.saw(sign, now=now, most_s=most_s)
@@ -123,7 +123,7 @@ class Engine:
             self._on_idle()
 
     def began(self, era: Era) -> None:
-        """A request of ``era`` gets its answer's first bytes, or the engine has done its part of it."""
+        """The engine has begun to answer a request of ``era``, or has done its part of it."""
         breaker = self.breaker
         if breaker.circuit is not CLOSED and breaker.began(era):
             self.load.start_slowly(now=self._now())

@@ -1,7 +1,7 @@
 """Asks the engines in the background whether they are well, so that ``/health`` itself never waits.
 
-A task of its own asks each engine that may get work, now or later, and each that goes but still has a request. A probe
-that is not answered with 200 in time makes its engine unhealthy, until one is.
+A task of its own asks each engine that may get work, now or later, and each that leaves but still has a request. An
+engine is healthy if it has answered its last probe with 200 in time.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Roster:
         return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
-        """The decode engine with the least to do, for a question that is no request; None when all were ``tried``."""
+        """The decode engine with the least to do of those not ``tried``; None: no other. For calls without KV."""
         now = self._now()
         return min(left_of(self._decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
 

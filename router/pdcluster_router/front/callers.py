@@ -1,7 +1,9 @@
-"""How many connections to the internal port there may be: of engines, probes, monitoring and the operator.
+"""How many connections to the internal port there may be, and how many bytes they hold: of engines, probes, monitoring
+and the operator.
 
     within max_internal_connections    served
     above                              as many make room, and a few more; core/clients/crowd.py says which
+    no room for the bytes of a call    those of others make some, if theirs are far more; else the call is refused
 
 A new connection is never turned away, for it may be an engine's. A request of a client may hold one call of decode's;
 the spare places are for all other callers. So some connections are in no use even when each client waits for prefill.
@@ -12,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from pdcluster_router.core.clients.crowd import Place, places_to_clear
+from pdcluster_router.core.clients.caller_room import CallerRoom, CallsRoom
+from pdcluster_router.core.clients.crowd import Place, may_ask, places_to_clear, places_to_empty
+from pdcluster_router.core.clients.room import Room, RoomLimit, Unread
 from pdcluster_router.http.handshakes import Abortable
 
 CLIENTS_PER_SPARE: Final = 4
@@ -35,12 +39,13 @@ class Caller(Abortable, Protocol):
 class Callers:
     """The open connections of one router's internal port. Event loop only."""
 
-    def __init__(self, max_connections: int, on_closed: Callable[[str], None]) -> None:
-        """``on_closed``: called with the reason each time that some made room."""
+    def __init__(self, max_connections: int, room: Room, on_closed: Callable[[str], None]) -> None:
+        """``room``: where the bytes of calls count. ``on_closed``: told each time why some connections were closed."""
         self._max_connections = max_connections
         self._on_closed = on_closed
-        self._open: dict[Caller, str] = {}
-        """Their addresses; the oldest connection first."""
+        self._calls = CallsRoom(room, self._make_room)
+        self._open: dict[Caller, CallerRoom] = {}
+        """The oldest connection first."""
 
     @property
     def num_open(self) -> int:
@@ -49,22 +54,45 @@ class Callers:
     def opened(self, caller: Caller, address: str) -> bool:
         """Returns True: each is served. Call ``closed`` for each; a second time does nothing."""
         if len(self._open) >= self._max_connections:
-            self._make_room(len(self._open) - self._max_connections + 1)
-        self._open[caller] = address
+            self._make_places(len(self._open) - self._max_connections + 1)
+        self._open[caller] = CallerRoom(self._calls, address)
         return True
+
+    def room_of(self, caller: Caller) -> Room:
+        """The room that counts the bytes of ``caller``, which must be open. It stays valid after ``closed``."""
+        return self._open[caller]
+
+    def unread_of(self, caller: Caller) -> Unread:
+        """The room for bytes of ``caller`` that are not decrypted. ``caller`` must be open."""
+        return Unread(self._open[caller], RoomLimit.ENGINES)
 
     def closed(self, caller: Caller) -> None:
         self._open.pop(caller, None)
 
-    def _make_room(self, num_wanted: int) -> None:
-        callers = list(self._open)
-        places = (Place(number, self._open[caller], caller.is_in_use) for number, caller in enumerate(callers))
-        cleared = places_to_clear(places, num_wanted + self._max_connections // EXTRA_SHARE)
-        for number in cleared:
-            del self._open[callers[number]]
-            callers[number].abort()
+    def _make_places(self, num_wanted: int) -> None:
+        cleared = self._abort(places_to_clear(self._places(), num_wanted + self._max_connections // EXTRA_SHARE))
         if cleared:
-            self._on_closed(f"more than {self._max_connections} connections: {len(cleared)} were closed")
+            self._on_closed(f"more than {self._max_connections} connections: {cleared} were closed")
+
+    def _make_room(self, address: str, num_bytes: int, num_needed: int) -> None:
+        calls = self._calls
+        if may_ask(calls.held_bytes, address, num_bytes, num_needed):
+            num_spare = calls.max_bytes // EXTRA_SHARE
+            cleared = self._abort(places_to_empty(self._places(), address, num_bytes, num_needed, num_spare))
+            if cleared:
+                self._on_closed(f"no room for a call of {address}: {cleared} connections that held more were closed")
+
+    def _places(self) -> list[Place]:
+        rooms = enumerate(self._open.items())
+        return [Place(number, room.address, one.is_in_use, room.used_bytes) for number, (one, room) in rooms]
+
+    def _abort(self, numbers: list[int]) -> int:
+        """Closes these connections. Returns how many."""
+        callers = list(self._open) if numbers else []
+        for number in numbers:
+            self._open.pop(callers[number]).close()
+            callers[number].abort()
+        return len(numbers)
 
 
 def places_for(max_clients: int) -> int:

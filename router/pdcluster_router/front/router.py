@@ -41,7 +41,8 @@ from pdcluster_router.front.access import Access
 from pdcluster_router.front.callers import Callers, places_for
 from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
 from pdcluster_router.front.clients import Clients, default_max_connections
-from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
+from pdcluster_router.http.cycle import NO_HEAD, HotCycle
+from pdcluster_router.http.cycle_ends import ClientConnection
 from pdcluster_router.http.keep_alives import KeepAlives
 from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.logged_cycle import LoggedCycle
@@ -108,6 +109,7 @@ class Router:
         self.clients = Clients(settings.max_connections or default_max_connections())
         self.callers = Callers(
             settings.max_internal_connections or places_for(self.clients.max_connections),
+            self.room,
             lambda reason: self.services.failures.tell(Failure(FailureKind.CROWDED_OUT, reason=reason)),
         )
         self.leavers = Leavers(asyncio.get_running_loop())

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -46,6 +46,8 @@ from pdcluster_router.telemetry.trace import TraceFile
 
 NewProtocol: TypeAlias = Callable[[Preface | None], asyncio.Protocol]
 """Makes the protocol of one connection from its PROXY header; None: no header is asked for."""
+NewUnread: TypeAlias = Callable[[Any], Unread]
+"""Makes the room for what has come on an open connection and is not decrypted."""
 
 _CLOSE_TIMEOUT_S = 2
 
@@ -99,7 +101,7 @@ class RouterServer(uvicorn.Server):
         new = (
             self._new_protocol
             if certificate is None
-            else self._over_tls(router, certificate, router.clients, RoomLimit.CLIENTS)
+            else self._over_tls(router, certificate, router.clients, lambda _: Unread(router.room, RoomLimit.CLIENTS))
         )
         if self._settings.proxy_protocol is ProxyProtocol.REQUIRED:
             return partial(PrefacedConnection, self._preface_port(router, new))
@@ -109,7 +111,7 @@ class RouterServer(uvicorn.Server):
         """Makes the outermost protocol of a connection to the internal port, which has TLS."""
         certificate = router.internal_certificate
         assert certificate is not None
-        return partial(self._over_tls(router, certificate, router.callers, RoomLimit.ENGINES), None)
+        return partial(self._over_tls(router, certificate, router.callers, router.callers.unread_of), None)
 
     def _new_protocol(self, preface: Preface | None) -> asyncio.Protocol:
         """HTTP for one connection. ``preface``: what the proxy in front has said of it; None without a proxy."""
@@ -117,8 +119,10 @@ class RouterServer(uvicorn.Server):
         protocol.preface = preface
         return protocol
 
-    def _over_tls(self, router: Router, certificate: Certificate, clients: Counting, share: RoomLimit) -> NewProtocol:
-        port = self._tls_port(router, certificate, clients, share)
+    def _over_tls(
+        self, router: Router, certificate: Certificate, clients: Counting, new_unread: NewUnread
+    ) -> NewProtocol:
+        port = self._tls_port(router, certificate, clients, new_unread)
 
         def new(preface: Preface | None) -> asyncio.Protocol:
             above = partial(self._new_protocol, preface)
@@ -137,7 +141,7 @@ class RouterServer(uvicorn.Server):
             timeout_s=self._settings.client_read_timeout_s,
         )
 
-    def _tls_port(self, router: Router, certificate: Certificate, clients: Counting, share: RoomLimit) -> TlsPort:
+    def _tls_port(self, router: Router, certificate: Certificate, clients: Counting, new_unread: NewUnread) -> TlsPort:
         failures = router.services.failures
         return TlsPort(
             context=lambda: certificate.context,
@@ -147,7 +151,7 @@ class RouterServer(uvicorn.Server):
             clients=clients,
             on_refused=lambda reason: failures.tell(Failure(FailureKind.TLS_REFUSED, reason=reason)),
             http_answer=_answer_of(bad_request("this port speaks TLS: use https://", "invalid_http")),
-            new_unread=partial(Unread, router.room, share),
+            new_unread=new_unread,
             on_no_room=lambda: failures.tell(
                 Failure(FailureKind.NO_ROOM, reason=no_room(router.room.max_bytes).message)
             ),

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import struct
 from functools import partial
 from typing import Any, Final
 
@@ -49,8 +47,6 @@ MIN_UPLOAD_BYTES_PER_S: Final = 16 << 10
 ROUTER_STATE: Final = "router"
 """Key of the router in the state that the application's lifespan yields."""
 _PROBE_PATH: Final = b"/health"
-_RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER of no seconds: written bytes are sent, then a reset takes the place of an orderly end."""
 
 
 class RouterProtocol(ReadingProtocol):
@@ -88,7 +84,8 @@ class RouterProtocol(ReadingProtocol):
         self._count = self._router.callers if self._is_internal else self._router.clients
         self._is_guest = not self._count.opened(self, self.client[0] if self.client else "")
         share = RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS
-        self._heads, self.unread = Heads(self._router.room, share), Unread(self._router.room, share)
+        self._room = self._router.callers.room_of(self) if self._is_internal else self._router.room
+        self._heads, self.unread = Heads(self._room, share), Unread(self._room, share)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -156,7 +153,7 @@ class RouterProtocol(ReadingProtocol):
             self.cold_body(body)
             return
         if cycle.refusal is None and (refusal := cycle.add_body(body, self._max_body_bytes)):
-            self._refuse(cycle, refusal)
+            self._refuse(cycle, self._told(refusal))
         if cycle is not self._active and not self._is_ending:
             self._num_bytes_ahead += len(body)
             if self._num_bytes_ahead > MAX_BYTES_AHEAD:
@@ -214,7 +211,7 @@ class RouterProtocol(ReadingProtocol):
         """
         self._is_ending = True
         if with_reset:
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.end_with_reset()
         if self.is_deaf and not with_reset:
             self.transport.write_eof()
         elif not self.is_in_message or with_reset:
@@ -276,9 +273,11 @@ class RouterProtocol(ReadingProtocol):
 
     def _begin_hot(self, path: bytes, head: RequestHead, version: str) -> None:
         router = self._router
-        cycle = self._new_cycle(self, path, head, router.dispatch, router.room)
+        cycle = self._new_cycle(self, path, head, router.dispatch, self._room)
         cycle.begun_at = self.begun_at
         cycle.refusal = (None if self._is_internal else router.admit(cycle)) or cycle.add_head(self.num_head_bytes())
+        if cycle.refusal is not None:
+            self._told(cycle.refusal)
         if not (self._is_internal or head.request_id):
             cycle.request_id = os.urandom(16).hex().encode()
         cycle.takes_chunks = version != "1.0"
@@ -294,8 +293,7 @@ class RouterProtocol(ReadingProtocol):
 
     def _begin_cold(self, head: RequestHead) -> None:
         self._incoming = None
-        num_bytes = self.num_head_bytes()
-        if not self._heads.take_page(num_bytes):
+        if not self._heads.take_page(num_bytes := self.num_head_bytes()):
             raise RefusedRequest(self.no_room())
         self.cold_head(head)
         self.cycle.on_response = partial(self._page_is_answered, num_bytes)
@@ -335,8 +333,6 @@ class RouterProtocol(ReadingProtocol):
         cycle.refusal = error
         cycle.keep_alive = False
         if cycle is self._active and not cycle.response_complete:
-            if error.code == "no_room":
-                self._tell(FailureKind.NO_ROOM, error)
             cycle.answer_error(error)
 
     def _is_over_the_limit(self, path: bytes) -> bool:
@@ -345,17 +341,20 @@ class RouterProtocol(ReadingProtocol):
         Raises:
             RefusedRequest: It is a guest, and ``path`` is no probe's.
         """
-        if self._router.clients.may_stay(self):
-            self._is_guest = False
-            return False
-        if path == _PROBE_PATH:
-            return True
+        self._is_guest = not self._router.clients.may_stay(self)
+        if not self._is_guest or path == _PROBE_PATH:
+            return self._is_guest
         error = too_many_connections(self._router.clients.max_connections)
         self._tell(FailureKind.TOO_MANY_CONNECTIONS, error)
         raise RefusedRequest(error)
 
     def no_room(self) -> ApiError:
-        self._tell(FailureKind.NO_ROOM, error := no_room(self._router.room.max_bytes))
+        return self._told(no_room(self._router.room.max_bytes))
+
+    def _told(self, error: ApiError) -> ApiError:
+        """``error``, counted if it is a lack of room: when that is found, not when the client is told in its turn."""
+        if error.code == "no_room":
+            self._tell(FailureKind.NO_ROOM, error)
         return error
 
     def _tell(self, kind: FailureKind, error: ApiError) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from email.utils import formatdate
-from typing import Final, Protocol
+from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -27,6 +27,7 @@ from pdcluster_router.core.clients.api_keys import ApiKeys
 from pdcluster_router.core.clients.key_limits import KeySlot
 from pdcluster_router.core.clients.room import SMALL_BYTES, Room, RoomLimit
 from pdcluster_router.core.requests.keep_alive import COMMENT
+from pdcluster_router.http.cycle_ends import ClientConnection, CycleOwner, StreamSource
 from pdcluster_router.telemetry.access_log import Teller
 
 JSON: Final = b"content-type: application/json\r\n"
@@ -39,61 +40,6 @@ MAX_KEYS: Final = 300_000
 each time it is repeated. Colons are counted while the body comes: all at once would take 3 ms for 8 MiB."""
 UNCOUNTED_BYTES: Final = 6 * MAX_KEYS
 """No shorter body has so many keys: with its value, the shortest key takes 6 bytes."""
-
-
-class CycleOwner(Protocol):
-    """The object that works on the answer."""
-
-    def client_gone(self) -> None:
-        """The client reads the answer no more. Comes at most once, and not after the answer is over."""
-        ...
-
-    def pause(self) -> None:
-        """The client reads slower than we write: write no more until ``resume``."""
-        ...
-
-    def resume(self) -> None: ...
-
-
-class StreamSource(Protocol):
-    """The answer behind a stream: the facts that are needed to put a comment between its events."""
-
-    @property
-    def num_streamed_bytes(self) -> int:
-        """Bytes of the answer that have gone to the client."""
-        ...
-
-    @property
-    def may_comment(self) -> bool:
-        """Whether a comment tears no event, and the answer is, or may become, a stream of events."""
-        ...
-
-    @property
-    def stream_lines(self) -> bytes:
-        """The header lines that the answer begins with; empty: its engine has sent none yet."""
-        ...
-
-
-class ClientConnection(Protocol):
-    """The connection that a cycle came on, as far as the cycle needs it."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether written bytes pile up because the client reads too slowly."""
-        ...
-
-    def write(self, data: bytes) -> None: ...
-
-    def answered(self) -> None:
-        """The answer is whole: the next request may be answered."""
-        ...
-
-    def close(self, *, with_reset: bool = False) -> None:
-        """Closed once everything written is sent, or the client takes it too slowly.
-
-        ``with_reset``: the client sees that it was no clean end.
-        """
-        ...
 
 
 class _NobodyWaits:

@@ -127,8 +127,8 @@ class TlsPort:
     """Called once with the reason why there is no agreement."""
     http_answer: bytes
     """The answer for a client that speaks plain HTTP."""
-    new_unread: Callable[[], Unread]
-    """Makes the room for bytes of one connection that are not decrypted yet."""
+    new_unread: Callable[[Any], Unread]
+    """Makes the room for bytes of one connection that are not decrypted yet, once ``clients`` has it."""
     on_no_room: Callable[[], None]
     """Called when such bytes find no room."""
     handshake_timeout_s: float

@@ -17,7 +17,8 @@ from pdcluster_router.core.apis.trace_context import trace_id_in
 from pdcluster_router.core.clients.room import Room
 from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.core.telemetry.answer_facts import AnswerFacts, StreamFacts
-from pdcluster_router.http.cycle import NO_HEAD, ClientConnection, HotCycle
+from pdcluster_router.http.cycle import NO_HEAD, HotCycle
+from pdcluster_router.http.cycle_ends import ClientConnection
 from pdcluster_router.telemetry.access_log import AccessLog, add_answer, add_told, end, word_of
 from pdcluster_router.telemetry.metrics import Outcome
 

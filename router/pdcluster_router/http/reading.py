@@ -16,6 +16,8 @@ A subclass of uvicorn 0.54's ``HttpToolsProtocol``. Its subclass is told of whol
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from typing import Any, Final
 
@@ -39,6 +41,8 @@ from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.page_transport import ToWhoIsThere
 from pdcluster_router.http.pauses import PausingProtocol
 
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER of no seconds."""
 SLICE_BYTES: Final = 64 << 10
 """The most bytes of one connection that are parsed in one turn. Other connections have theirs in between."""
 
@@ -179,6 +183,10 @@ class ReadingProtocol(PausingProtocol):
     def abort(self) -> None:
         """Closes the connection at once."""
         self.transport.abort()
+
+    def end_with_reset(self) -> None:
+        """A later ``close`` of the transport sends the written bytes, and then a reset in place of an orderly end."""
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():

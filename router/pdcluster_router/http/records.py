@@ -168,8 +168,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         """There is an agreement: ``above`` has the connection now."""
         self._above = above
         above.connection_made(self)
+        self._has_opened_to(above)
         self._read(b"")  # Bytes may have come with the peer's last message.
         self._read_slice()
+
+    def _has_opened_to(self, above: asyncio.Protocol) -> None:
+        """``above`` knows its connection, and has read nothing yet. For a subclass."""
 
     # Decrypting.
 

@@ -14,7 +14,7 @@ from uvicorn.protocols.utils import get_remote_addr
 
 from pdcluster_protocol.pem_files import words_of
 from pdcluster_router.core.clients.client_hello import BadHello, HelloWatch, asks_again
-from pdcluster_router.core.clients.room import without_used
+from pdcluster_router.core.clients.room import Unread, without_used
 from pdcluster_router.http.handshakes import TlsPort
 from pdcluster_router.http.records import PIECE_BYTES, TlsTransport
 
@@ -37,7 +37,7 @@ class TlsConnection(TlsTransport):
         self._hello: HelloWatch | None = HelloWatch()
         """The ClientHello that comes; None: it was whole."""
         self._timer: asyncio.TimerHandle | None = None
-        self._unread = port.new_unread()
+        self._unread: Unread
         """The room for ``_rest``."""
 
     # What the event loop says.
@@ -48,6 +48,7 @@ class TlsConnection(TlsTransport):
         self._port.shaking.add(self)
         peer = get_remote_addr(transport)
         self._port.clients.opened(self, peer[0] if peer else "")
+        self._unread = self._port.new_unread(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -120,6 +121,11 @@ class TlsConnection(TlsTransport):
         self._port.shaking.discard(self)
         self._port.clients.closed(self)
         self._open_to(self._port.new_protocol())
+
+    def _has_opened_to(self, above: asyncio.Protocol) -> None:
+        """Bytes that wait for ``above`` count where its own do."""
+        self._unread.release()
+        self._unread = self._port.new_unread(above)
 
     def _refuse(self, reason: str, answer: bytes = b"") -> None:
         """The client is told why, and gets a moment to read it."""

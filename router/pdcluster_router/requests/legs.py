@@ -81,7 +81,7 @@ class DecodeLeg:
         return self.engine.revision
 
     def place(self) -> bool:
-        """Whether there is an engine to send to: the one that is placed, or the next that was not tried."""
+        """Places the request on an engine that was not tried, if it has none. Returns whether it has one now."""
         if self.engine is None:
             self.engine = self.request.terms.place_decode(self.request, self._tried)
             if self.engine is not None:

@@ -54,7 +54,7 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
 
 
 class BacklogShare:
-    """One request's share of a backlog: that of the role that has to prefill it, for as long as it has to.
+    """One request's share of the backlog of the role that has to prefill it, until the prefill is over.
 
     Owned by the exchange. ``move(None)`` gives it back.
     """

@@ -34,7 +34,7 @@ PAUSE_S: Final = 0.1
 
 
 class Told(msgspec.Struct, kw_only=True, frozen=True):
-    """The facts of a request that are known to the part that has worked on it."""
+    """The facts of a request for its line of the access log."""
 
     outcome: Outcome | None
     failures: tuple[FailureKind, ...]
@@ -49,7 +49,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     num_prefills: int = 0
 
     def told(self) -> Told:
-        """Itself: it is a ``Teller`` too, of facts that will not change."""
+        """These facts themselves: they do not change any more, and serve as a ``Teller`` too."""
         return self
 
 

@@ -66,7 +66,8 @@ class FailureKind(Enum):
     TOO_MANY_CONNECTIONS = "too_many_connections"
     """A client's request came on a connection beyond ``max_connections``."""
     CROWDED_OUT = "crowded_out"
-    """Connections to the internal port were closed: there were more than ``max_internal_connections``."""
+    """Connections to the internal port were closed: there were more than ``max_internal_connections``, or a call of an
+    address that held less found no room."""
     TLS_REFUSED = "tls_refused"
     """A connection to the client port with TLS came to no agreement: no TLS, none that both know, or a client that
     does not trust the certificate."""

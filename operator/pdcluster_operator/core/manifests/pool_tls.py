@@ -116,8 +116,8 @@ def decode_settings(pool: Pool) -> ConnectorSettings:
 def command_flags(pool: Pool, folder: str = COPY_FOLDER) -> list[str]:
     """Words of ``pdcluster ready`` and ``pdcluster drain``, which ask an engine.
 
-    They read the engine's copy, where certificate and key always fit each other. In the Secret they may not for a
-    while; engines and routers then go on with the last pair that fits, so no engine may leave service for it.
+    They read the engine's copy, where certificate and key always fit each other. In the Secret, certificate and key may
+    not fit for a while. Engines and routers then go on with the last pair that fits, and the probe must not fail.
     """
     if pool.spec.tls is None:
         return []

@@ -11,8 +11,8 @@ A proof holds for the engines that gave it. If the status that was read has a pr
 that status is written without the proof before an engine is made: else, if the write failed, the old proof would count
 for the new engines.
 
-Replicas of a workload that is there change only by moves: an apply repeats the number that was seen. A new workload is
-created with its number, and a create does nothing if an old picture does not show the workload yet.
+Only moves change the replicas of a workload that exists: an apply repeats the number that was seen. A new workload is
+created with its number. If it exists already, because the picture is old, the create changes nothing.
 """
 
 from __future__ import annotations

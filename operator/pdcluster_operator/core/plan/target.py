@@ -43,7 +43,7 @@ class Target:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a role has no replica of the target: an instance that comes is then a new engine, without a proof."""
+        """Whether a role has no replica of the target. Its next instance is then a new engine, without a proof."""
         return not all(self.fleets[role].target.replicas for role in ROLES)
 
     @property

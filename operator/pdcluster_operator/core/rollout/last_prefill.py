@@ -17,7 +17,7 @@ from pdcluster_operator.core.rollout.steps import Change
 
 
 def keep_last_prefill(fleet: Fleet, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """The changes without those that would take a last, ready prefill engine from decode engines of its revision."""
+    """``changes``, but each revision keeps one ready prefill engine while its decode engines leave."""
     kept = {workload.name for revision in _revisions(fleet) for workload in _last_of(fleet, changes, revision)}
     amended = (replace(change, after=1) if change.workload in kept else change for change in changes)
     return tuple(change for change in amended if change.after != change.before)

@@ -76,7 +76,7 @@ def parse_messages(raw: Bytes) -> MessagesBody:
     """The client's request body, which does not change from now on.
 
     Raises:
-        BadBody: It is not a JSON object, its ``tool_choice`` is too long, or it says what only the router may say.
+        BadBody: It is not a JSON object, its ``tool_choice`` is too long, or it has a key that only the router may set.
     """
     begin, said = scanned(raw, _SAID)
     ours = [b'"ec_transfer_params":null'] if said.ec_transfer_params is not ABSENT else []

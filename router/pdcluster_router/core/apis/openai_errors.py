@@ -265,7 +265,7 @@ def message_of(body: bytes | bytearray) -> str:
 
 
 def from_engine(status: int, body: bytes | bytearray, shaped: Callable[[ApiError], bytes] = ApiError.body) -> bytes:
-    """An engine's error body: as it is where it is an error object, else quoted in one that ``shaped`` writes."""
+    """The body for an engine's error: ``body`` if it is an error object, else ``body`` quoted in one by ``shaped``."""
     if parse_error(body) is not None:
         return bytes(body)
     text = body[:_MAX_QUOTED_BYTES].decode("utf-8", "replace").strip() or "no message"

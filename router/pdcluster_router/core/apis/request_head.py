@@ -43,7 +43,7 @@ _KEPT_OPTIONS: Final = frozenset((b"keep-alive", b"close", b"", *ADDRESS_HEADERS
 class RequestHead(msgspec.Struct, frozen=True):
     """``headers``: names in lower case, without those for this hop only. ``content_length``: bytes, 0 for none.
 
-    A Struct, as all that each request makes anew: a frozen dataclass takes several times as long to make.
+    A Struct, because each request makes one: to make a frozen dataclass takes several times as long.
     """
 
     headers: Headers

@@ -151,7 +151,7 @@ class ErrorWatch:
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:
-        """Why the engine broke off: it gave the request up, or its whole error event says so. None: it has not."""
+        """Why the engine broke off: why it gave up, or its error event, once whole. None: it has not broken off."""
         if self._given_up:
             return self._given_up
         if self._event is None or first_event_end(self._event) < 0:

@@ -90,7 +90,7 @@ class Admission(Generic[Waiter]):
         return True
 
     def take_again(self, share: int) -> None:
-        """A request that has entered is work for these engines once more: it does not queue again."""
+        """Adds ``share`` to the backlog at once. Neither the limit nor the queue holds it up."""
         self.backlog_tokens += share
 
     def give_back(self, share: int) -> bool:

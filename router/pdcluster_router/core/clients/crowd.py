@@ -1,8 +1,11 @@
-"""The choice of connections to the internal port that make room for others, when there are too many.
+"""The choice of connections to the internal port that make room for others: for a connection, or for a call's bytes.
 
 Of the address that has the most connections in no use, the oldest goes; and again, until there is room. So a crowd from
 one machine, or from a few, makes room for itself, and an engine keeps the few that it has. A connection is in use while
 a call waits there for its outcome: only holders of the secret get that far. Such connections are never chosen.
+
+For bytes the same holds, with the address that holds the most of them. It must hold over ``TIMES_MORE`` times as many
+as the one that asks would have: two that hold about the same do not push each other out in turn.
 
 Known engines have no places of their own. Their calls may come from other addresses than those at which the router
 reaches them (``requests/reservation.py``), and two of these addresses may be one machine's.
@@ -12,17 +15,22 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
+
+TIMES_MORE: Final = 2
+"""An address that holds over so many times the bytes of one that asks makes room for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One connection. ``number``: the caller's own name for it."""
+    """One connection. ``number``: the caller's own name for it. ``num_bytes``: those that it holds of the room."""
 
     number: int
     address: str
     is_in_use: bool
+    num_bytes: int = 0
 
 
 def places_to_clear(places: Iterable[Place], num_wanted: int) -> list[int]:
@@ -45,3 +53,47 @@ def _idle_by_address(places: Iterable[Place]) -> Iterable[deque[int]]:
         if not place.is_in_use:
             idle.setdefault(place.address, deque()).append(place.number)
     return idle.values()
+
+
+def may_ask(held: Mapping[str, int], asker: str, num_bytes: int, num_needed: int) -> bool:
+    """Whether others hold enough to make room for ``num_needed`` of ``num_bytes`` that ``asker`` wants. ``held``: bytes
+    by address. A quick answer before all places are looked at."""
+    most = held.get(asker, 0) + num_bytes
+    over = [one - most for one in held.values() if one > most]
+    return bool(over) and max(over) > (TIMES_MORE - 1) * most and sum(over) >= num_needed
+
+
+def places_to_empty(
+    places: Iterable[Place], asker: str, num_bytes: int, num_needed: int, num_spare: int = 0
+) -> list[int]:
+    """The numbers of places whose bytes are ``num_needed`` and up to ``num_spare`` more; none if they are not enough.
+
+    The address with the most bytes gives its oldest place, again and again, as long as it holds more than ``asker``
+    would with its ``num_bytes``. ``places``: the oldest first.
+    """
+    most, by_address = num_bytes, dict[str, deque[Place]]()
+    for place in places:
+        if place.address == asker:
+            most += place.num_bytes
+        elif place.num_bytes and not place.is_in_use:
+            by_address.setdefault(place.address, deque()).append(place)
+    heap = [(-sum(place.num_bytes for place in own), own[0].number, own) for own in by_address.values()]
+    heapq.heapify(heap)
+    if not heap or -heap[0][0] <= TIMES_MORE * most:
+        return []
+    emptied, num_found = _emptied(heap, most, num_needed + num_spare)
+    return emptied if num_found >= num_needed else []
+
+
+def _emptied(heap: list[tuple[int, int, deque[Place]]], most: int, num_wanted: int) -> tuple[list[int], int]:
+    """The numbers, and the bytes of these places. ``heap``: the largest holder first; it is used up."""
+    emptied: list[int] = []
+    num_found = 0
+    while heap and -heap[0][0] > most and num_found < num_wanted:
+        negative, _, own = heapq.heappop(heap)
+        place = own.popleft()
+        emptied.append(place.number)
+        num_found += place.num_bytes
+        if own:
+            heapq.heappush(heap, (negative + place.num_bytes, own[0].number, own))
+    return emptied, num_found

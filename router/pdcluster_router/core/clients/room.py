@@ -3,11 +3,12 @@
     0 ............... 3/4 ...... 7/8 ...... max_bytes
     large bodies ------>|          |            |
     small ones, heads ------------>|            |
-    what engines bring ------------------------>|
+    what engines bring, a quarter at most ----->|
 
 A client that finds no room is told to come back. If clients waited for room, each with half a body here, all of them
 could run out of time. Large bodies leave room for small ones, and all clients leave room for what engines bring. Where
-there are several keys, the slow uploads or queued prompts of one key leave room for the others.
+there are several keys, the slow uploads or queued prompts of one key leave room for the others. ``caller_room.py`` has
+what comes to the internal port.
 """
 
 from __future__ import annotations

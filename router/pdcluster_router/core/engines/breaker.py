@@ -133,7 +133,7 @@ class Breaker:
         return True
 
     def wake(self, *, now: float) -> bool:
-        """Time has passed: the next request may show how the engine is."""
+        """Lets one request try an ejected engine whose time is over. Returns whether that is so now."""
         if not self.is_ejected or now < self.until:
             return False
         self.circuit = Circuit.HALF_OPEN

@@ -83,7 +83,7 @@ class Chooser(Protocol[E_co]):
 
 
 class Policy(Protocol):
-    """Makes choosers. A policy is a function, and this a protocol because it takes engines of any type."""
+    """A function that makes choosers. A protocol, and no ``Callable``, because it takes engines of any type."""
 
     def __call__(self, engines: Sequence[E], tally: Tally | None = None, /) -> Chooser[E]:
         """The chooser among ``engines``, of which there is at least one. Called when they change, not for a request.

@@ -107,7 +107,7 @@ class Dialect(Protocol):
         ...
 
     def spoils(self, event: Event, blame: Blame) -> bool:
-        """Whether no other attempt may use the reservation after an attempt that ended so."""
+        """Whether an attempt that ended with ``event`` makes the reservation useless for further attempts."""
         ...
 
     @property

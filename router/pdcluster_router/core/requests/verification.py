@@ -85,7 +85,7 @@ _NO_CALL: Final = (
 
 
 def next_num_words(trial: Trial) -> int | None:
-    """The length of the prompt to try after this one; None when no other can prove more."""
+    """The words of the prompt to try next; None: another length would prove no more."""
     if trial.is_prompt_refused:
         shorter = trial.num_words // _SHRINK
         return shorter if trial.num_words <= FIRST_WORDS and shorter >= LEAST_WORDS else None

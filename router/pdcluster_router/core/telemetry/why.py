@@ -190,7 +190,7 @@ WORDS: Final[dict[str, Words]] = {
         "clients have more connections than max_connections", "See who holds so many. Else add routers."
     ),
     "crowded_out": Words(
-        "the internal port had more connections than max_internal_connections",
+        "the internal port had too many connections, or no room for a call",
         "See who holds so many without a call that waits: engines hold few. A NetworkPolicy keeps others out.",
     ),
     "tls_refused": Words(

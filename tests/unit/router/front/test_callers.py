@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdcluster_router.core.clients.room import Room
 from pdcluster_router.front.callers import Callers, places_for
 
 
@@ -17,7 +18,7 @@ class Connection:
 
 def test_ten_thousand_idle_connections_close_no_engines_connection() -> None:
     told: list[str] = []
-    callers = Callers(100, told.append)
+    callers = Callers(100, Room(1 << 20), told.append)
     waiting = [Connection(callers, "10.0.0.1", is_in_use=True) for _ in range(70)]
     idle = [Connection(callers, "10.0.0.1") for _ in range(4)]
     crowd = [Connection(callers, f"10.0.0.{2 + number % 4}") for number in range(10_000)]
@@ -27,7 +28,7 @@ def test_ten_thousand_idle_connections_close_no_engines_connection() -> None:
 
 
 def test_calls_that_wait_are_never_closed_and_no_new_connection_is_turned_away() -> None:
-    callers = Callers(2, lambda _: None)
+    callers = Callers(2, Room(1 << 20), lambda _: None)
     waiting = [Connection(callers, is_in_use=True) for _ in range(5)]
     new = Connection(callers, "10.0.0.1")
     assert all(connection.is_open for connection in (*waiting, new))
@@ -35,7 +36,7 @@ def test_calls_that_wait_are_never_closed_and_no_new_connection_is_turned_away()
 
 
 def test_a_connection_that_was_closed_leaves_nothing() -> None:
-    callers = Callers(2, lambda _: None)
+    callers = Callers(2, Room(1 << 20), lambda _: None)
     for connection in [Connection(callers) for _ in range(2)]:
         callers.closed(connection)
         callers.closed(connection)

@@ -156,7 +156,7 @@ def port(context: Any, reader: Reader, on_refused: Callable[[str], None]) -> Tls
         clients=cast("Any", Clients()),
         on_refused=on_refused,
         http_answer=b"",
-        new_unread=lambda: Unread(ROOM, RoomLimit.CLIENTS),
+        new_unread=lambda _: Unread(ROOM, RoomLimit.CLIENTS),
         on_no_room=lambda: on_refused("no room"),
         handshake_timeout_s=60,
         linger_s=1,

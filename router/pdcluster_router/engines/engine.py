@@ -23,6 +23,8 @@ from pdcluster_router.http.connection import Call, Request, ResponseHead, Respon
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
 
 MAX_FETCHED_BYTES = 16 << 20
+_SERVING: Final = EngineState.SERVING
+"""A name of its own: each request reads it."""
 _POST: Final = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n"
 
 
@@ -119,7 +121,7 @@ class Engine:
     def give_back(self, num_tokens: int) -> None:
         self.load.outstanding_tokens -= num_tokens
         self.num_running -= 1
-        if not self.num_running and self.state is not EngineState.SERVING:
+        if not self.num_running and self.state is not _SERVING:
             self._on_idle()
 
     def began(self, era: Era) -> None:

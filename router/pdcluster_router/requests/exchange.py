@@ -155,13 +155,13 @@ class Exchange:
         self._decode.began()
         if has_pushed_kv(self.calls, self._pairing.phase):
             self._attempts.succeeded()
-        self._handle(Event.FIRST_BYTE)
+        self._handle(_FIRST_BYTE)
 
     def answered(self, status: int) -> None:
         self._decode.succeeded()
         self._services.answers.saw(self._relay.num_bytes, is_stream=self._request.body.is_stream)
-        self.record.answered(status, metrics.Outcome.OK)
-        self._handle(Event.DECODE_DONE)
+        self.record.answered(status, _OK)
+        self._handle(_DECODE_DONE)
 
     def refused(self, refusal: DecodeRefusal) -> None:
         # vLLM says no more than "Internal server error" of a request whose KV did not come.
@@ -383,8 +383,9 @@ class Exchange:
         self._request = self._decode.request = self._attempts.request = self._request.without_body()
 
 
-_DECODING: Final = Phase.DECODING
-"""Each event asks for it: see ``relay.py``."""
+_DECODING, _FIRST_BYTE, _DECODE_DONE = Phase.DECODING, Event.FIRST_BYTE, Event.DECODE_DONE
+_OK: Final = metrics.Outcome.OK
+"""Each request asks for these: see ``relay.py``."""
 _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.START_PREFILL: Exchange._start_prefill,
     Command.ABORT_PREFILL: lambda exchange: exchange._attempts.abort(),

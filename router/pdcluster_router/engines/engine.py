@@ -104,7 +104,7 @@ class Engine:
     def take(self, num_tokens: int) -> Era:
         """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended.
 
-        Returns the era, for ``began``, ``succeeded`` and ``failed``.
+        Returns the era, for ``began``, ``failed`` and its breaker.
         """
         self.load.outstanding_tokens += num_tokens
         self.load.placed_at = now = self._now()
@@ -131,10 +131,6 @@ class Engine:
             self.load.start_slowly(now=self._now())
             self._on_breaker(self)
 
-    def succeeded(self, era: Era) -> None:
-        """A request of ``era`` has ended well."""
-        self.breaker.succeeded(era)
-
     def weigh_down(self, num_tokens: int) -> None:
         """A request of ``num_tokens`` has failed here: for some seconds it counts as if it ran on."""
         self.load.add_failed(num_tokens, now=self._now())
@@ -146,7 +142,7 @@ class Engine:
 
     def post(self, path: bytes, headers: bytes, body: Parts, sink: ResponseSink, *, fresh: bool = False) -> Call:
         """Start one POST. ``headers``: whole lines, without Host and Content-Length."""
-        head = _POST % (path, self._host, sum(map(len, body)), headers)
+        head = _POST % (path, self._host, len(body[0]) + len(body[1]), headers)
         return self.pool.send((head, *body), sink, fresh=fresh)
 
     async def probe(self, *, timeout_s: float) -> Sign:

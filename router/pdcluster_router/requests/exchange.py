@@ -71,7 +71,7 @@ class Exchange:
         """Why there is no KV if no prefill engine is left: the last failure, kept for the next decode engine too."""
         self._prefill_failure = ""
         """Why decode was told for good that there is no KV; empty while it was not."""
-        self._set_timer()
+        self._set_timer(now)
 
     def start(self) -> None:
         """The request goes to decode. The cycle is ours until its answer is over."""
@@ -153,7 +153,7 @@ class Exchange:
 
     def begins(self) -> None:
         self._decode.began()
-        if has_pushed_kv(self.calls, self._pairing.phase):
+        if self._request.has_transfer and has_pushed_kv(self.calls, self._pairing.phase):
             self._attempts.succeeded()
         self._handle(_FIRST_BYTE)
 
@@ -218,11 +218,11 @@ class Exchange:
 
     # Time.
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, now: float) -> None:
         # Capped at one prefill timeout, so that a prefill that starts meanwhile is not missed; at a quarter of the idle
         # timeout, so that no byte of an answer has to look at the clock; and at the time of an engine that is gone.
         timeouts = self._request.timeouts
-        left_s = self._pairing.deadline - self._services.now()
+        left_s = self._pairing.deadline - now
         delay_s = min(left_s, timeouts.prefill_s, timeouts.idle_s / 4, timeouts.gone_s)
         self._timer = self._services.call_later(delay_s, self._check_deadline)
 
@@ -243,7 +243,7 @@ class Exchange:
             self._look_at_engines()
         if not self._pairing.is_over:
             self._timer.cancel()  # A try with another decode engine has set one.
-            self._set_timer()
+            self._set_timer(self._services.now())
 
     def _look_at_engines(self) -> None:
         """Gives up calls to engines that are gone but do not hang up: their probes tell."""
@@ -278,13 +278,14 @@ class Exchange:
     def _start_decode(self) -> None:
         """Another decode engine gets the whole request. Only deadlines and failed engines are kept of the first try."""
         self._relay.close()
-        self._relay = self._new_relay(self._services.now())
+        now = self._services.now()
+        self._relay = self._new_relay(now)
         self.calls.close()
         self.calls = ReservationCalls(self._reservation_lost)
         self._prefill_failure = ""
         self._renew_transfer()
         self._timer.cancel()
-        self._set_timer()
+        self._set_timer(now)
         self._send_to_decode()
 
     def _new_relay(self, now: float) -> Relay:
@@ -297,11 +298,10 @@ class Exchange:
             return
         self.record.decode_sent(self._decode.engine)
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
-        self._relay.begin(self._decode.send(self._decode_params(), line, self._relay))
+        params = self._decode_params() if self._request.has_transfer else None
+        self._relay.begin(self._decode.send(params, line, self._relay))
 
-    def _decode_params(self) -> DecodeParams | bytes | None:
-        if not self._request.has_transfer:
-            return None
+    def _decode_params(self) -> DecodeParams | bytes:
         return self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
 
     def _renew_transfer(self) -> None:

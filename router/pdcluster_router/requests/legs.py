@@ -127,7 +127,7 @@ class DecodeLeg:
     def succeeded(self) -> None:
         """The answer is whole."""
         if self.engine is not None:
-            self.engine.succeeded(self._era)
+            self.engine.breaker.succeeded(self._era)
 
     def failed(self, blame: Blame) -> None:
         """There is no answer, or not all of it."""
@@ -173,7 +173,8 @@ class DecodeLeg:
     def _give_back(self) -> None:
         """The engine aborts the request if it still runs; the engine no longer counts it."""
         if self._call is not None:
-            self._call.close()
+            if not self._call.is_closed:  # As a rule it has ended.
+                self._call.close()
             self._call = None
         if self.engine is not None:
             self.engine.give_back(self._num_tokens)
@@ -247,7 +248,7 @@ class PrefillAttempts:
             self._suspects.accuse()
         if self._engine is not None:
             self._engine.began(self._era)
-            self._engine.succeeded(self._era)
+            self._engine.breaker.succeeded(self._era)
 
     def failed(self, blame: Blame) -> None:
         """The newest attempt brought no KV; its engine gets no further attempt of this request."""
@@ -263,7 +264,8 @@ class PrefillAttempts:
 
     def close(self) -> None:
         """No attempt runs, and none follows."""
-        self.abort()
+        if self._leg is not None:
+            self.abort()
         if self._suspects is not None:
             self._suspects.close(num_asked=self._num_asked)
 

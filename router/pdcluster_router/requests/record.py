@@ -23,7 +23,7 @@ from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.access_log import MAX_FAILURES, Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
-from pdcluster_router.telemetry.kept import KeptRow, MomentPart, reason_of, some_of
+from pdcluster_router.telemetry.kept import MAX_PARTS, KeptRow, MomentPart, reason_of, some_of
 from pdcluster_router.telemetry.metrics import Outcome, Span
 
 _DECODE_SENT: Final = Milestone.DECODE_SENT.value
@@ -189,7 +189,7 @@ class Record:
             self._is_local_prefill,
             line.prompt_tokens,
             line.cached_tokens,
-            some_of(self._moments),
+            self._moments if len(self._moments) <= MAX_PARTS else some_of(self._moments),
         )
 
     def told(self) -> Told:

@@ -232,7 +232,10 @@ class Relay:
             return
         if not num_before:
             self._owner.first_byte()
-        self._hold(body)
+        if self._held:
+            self._hold(body)
+        else:
+            self._held = body
         self._look_at_the_beginning()
 
     def on_end(self) -> None:
@@ -255,13 +258,9 @@ class Relay:
         return (b"\n\n" if is_torn else b"") + self._api.error_event(error)
 
     def _hold(self, body: bytes) -> None:
-        if not self._held:
-            self._held = body
-        elif isinstance(self._held, bytearray):
-            self._held += body
-        else:
+        if not isinstance(self._held, bytearray):
             self._held = bytearray(self._held)
-            self._held += body
+        self._held += body
 
     def _end_held(self, head: ResponseHead) -> None:
         """Nothing has gone to the client, and the whole answer is here."""

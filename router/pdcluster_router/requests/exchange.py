@@ -362,10 +362,11 @@ class Exchange:
 
     def _close(self) -> None:
         """The pairing is over: gives back all that the request holds."""
-        if self not in self._services.running:
+        services = self._services
+        if self not in services.running:
             return
-        self._services.running.discard(self)
-        self._services.transfers.pop(self._pairing.transfer_id, None)
+        services.running.discard(self)
+        services.transfers.pop(self._pairing.transfer_id, None)
         self._timer.cancel()
         self._attempts.close()
         self._decode.close()

@@ -25,7 +25,7 @@ from pdcluster_router.core.apis.sse import (
     UNBUFFERED,
     ErrorWatch,
     error_of,
-    given_up_in,
+    first_mark,
 )
 from pdcluster_router.core.requests.vllm_ascend import RECOMPUTED
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
@@ -312,7 +312,7 @@ class Relay:
         elif self._api.unfinished is not None and not self._is_event_stream:
             if len(self._held) > MAX_ANSWER_BYTES:
                 self._break_off(f"it is longer than {MAX_ANSWER_BYTES} bytes")
-        elif why := given_up_in(self._held, self._marks):
+        elif why := first_mark(self._held, self._marks)[1]:
             self._break_off(why)
         elif not self._is_event_stream:
             self._release(head)

@@ -60,7 +60,7 @@ class Exchange:
         )
         self.record = cycle.teller = Record(services, request, self._pairing.transfer_id, now)
         self._cycle = cycle
-        self._relay = self._new_relay(now)
+        self._relay = Relay(self, cycle, request.api, services.dialect.given_up, now=now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
         self.calls = ReservationCalls(self._reservation_lost)
         """Decode's reservation and the outcome that it was told, as far as they are known."""
@@ -211,8 +211,10 @@ class Exchange:
         role = WORK.get(phase)
         if role is not self._share.role:
             self._share.move(role)
-        if phase is _DECODING:
-            self._forget_body()  # Decode answers and prefill is over: nothing is sent again.
+        if phase is _DECODING:  # Decode answers and prefill is over: nothing is sent again.
+            self._cycle.forget()
+            if self._cycle.num_body_bytes > LARGE_BODY_BYTES:
+                self._forget_body()
         elif phase in TERMINAL:
             self._close()
 
@@ -279,7 +281,7 @@ class Exchange:
         """Another decode engine gets the whole request. Only deadlines and failed engines are kept of the first try."""
         self._relay.close()
         now = self._services.now()
-        self._relay = self._new_relay(now)
+        self._relay = Relay(self, self._cycle, self._request.api, self._services.dialect.given_up, now=now)
         self.calls.close()
         self.calls = ReservationCalls(self._reservation_lost)
         self._prefill_failure = ""
@@ -287,9 +289,6 @@ class Exchange:
         self._timer.cancel()
         self._set_timer(now)
         self._send_to_decode()
-
-    def _new_relay(self, now: float) -> Relay:
-        return Relay(self, self._cycle, self._request.api, self._services.dialect.given_up, now=now)
 
     def _send_to_decode(self) -> None:
         if not self._decode.place():
@@ -378,9 +377,6 @@ class Exchange:
 
     def _forget_body(self) -> None:
         """Frees the memory of a large body: the request itself may last as long as its answer."""
-        self._cycle.forget()
-        if self._cycle.num_body_bytes <= LARGE_BODY_BYTES:
-            return
         self._request = self._decode.request = self._attempts.request = self._request.without_body()
 
 

@@ -66,7 +66,7 @@ class DecodeLeg:
         self._num_asked = 0
         self._suspects: Suspects | None = None
         self._call: Call | None = None
-        self._tried: list[Engine] = []
+        self._tried: tuple[Engine, ...] = ()  # No list of its own: as a rule it stays empty.
         self._fresh = False
 
     @property
@@ -155,7 +155,7 @@ class DecodeLeg:
     def leave(self) -> None:
         """This engine is not asked again for this request; another one may be."""
         if self.engine is not None:
-            self._tried.append(self.engine)
+            self._tried += (self.engine,)
         self._fresh = False
         self._give_back()
 
@@ -204,7 +204,7 @@ class PrefillAttempts:
         self._engine: Engine | None = None
         self._era = FIRST_ERA
         self._num_tokens = 0
-        self._failed: list[Engine] = []
+        self._failed: tuple[Engine, ...] = ()
         self._num_asked = 0
         self._suspects: Suspects | None = None
         self._leg: PrefillLeg | None = None
@@ -253,7 +253,7 @@ class PrefillAttempts:
     def failed(self, blame: Blame) -> None:
         """The newest attempt brought no KV; its engine gets no further attempt of this request."""
         if self._engine is not None and self._engine not in self._failed:
-            self._failed.append(self._engine)
+            self._failed += (self._engine,)
             self._suspects = self._suspects or Suspects()
             self._suspects.failed(self._engine, self._era, self._num_tokens, blame)
 

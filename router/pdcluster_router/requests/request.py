@@ -77,10 +77,11 @@ class BacklogShare:
 
     def move(self, role: Role | None) -> None:
         """The request is work for engines of ``role`` from now on."""
-        if self.role is not None:
-            self._services.give_back(self.role, self._taken)
+        services = self._services
+        if self.role is not None and services.admissions[self.role].give_back(self._taken):
+            services.make_room()
         self.role = role
         if role is not None:
-            admission = self._services.admissions[role]
+            admission = services.admissions[role]
             self._taken = admission.share_of(self._num_tokens)
             admission.take_again(self._taken)

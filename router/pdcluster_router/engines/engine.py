@@ -23,6 +23,8 @@ from pdcluster_router.http.connection import Call, Request, ResponseHead, Respon
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
 
 MAX_FETCHED_BYTES = 16 << 20
+_SERVING: Final = EngineState.SERVING
+"""A name of its own: each request reads it."""
 _POST: Final = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n"
 
 
@@ -102,7 +104,7 @@ class Engine:
     def take(self, num_tokens: int) -> Era:
         """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended.
 
-        Returns the era, for ``began``, ``succeeded`` and ``failed``.
+        Returns the era, for ``began``, ``failed`` and its breaker.
         """
         self.load.outstanding_tokens += num_tokens
         self.load.placed_at = now = self._now()
@@ -119,7 +121,7 @@ class Engine:
     def give_back(self, num_tokens: int) -> None:
         self.load.outstanding_tokens -= num_tokens
         self.num_running -= 1
-        if not self.num_running and self.state is not EngineState.SERVING:
+        if not self.num_running and self.state is not _SERVING:
             self._on_idle()
 
     def began(self, era: Era) -> None:
@@ -128,10 +130,6 @@ class Engine:
         if breaker.circuit is not CLOSED and breaker.began(era):
             self.load.start_slowly(now=self._now())
             self._on_breaker(self)
-
-    def succeeded(self, era: Era) -> None:
-        """A request of ``era`` has ended well."""
-        self.breaker.succeeded(era)
 
     def weigh_down(self, num_tokens: int) -> None:
         """A request of ``num_tokens`` has failed here: for some seconds it counts as if it ran on."""
@@ -144,7 +142,7 @@ class Engine:
 
     def post(self, path: bytes, headers: bytes, body: Parts, sink: ResponseSink, *, fresh: bool = False) -> Call:
         """Start one POST. ``headers``: whole lines, without Host and Content-Length."""
-        head = _POST % (path, self._host, sum(map(len, body)), headers)
+        head = _POST % (path, self._host, len(body[0]) + len(body[1]), headers)
         return self.pool.send((head, *body), sink, fresh=fresh)
 
     async def probe(self, *, timeout_s: float) -> Sign:

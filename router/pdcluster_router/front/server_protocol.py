@@ -228,7 +228,7 @@ class RouterProtocol(ReadingProtocol):
             self._hold()
             return
         self._is_held = False
-        super().on_response_complete()
+        self.go_on_or_pause()
         if self.cycle is not None and self.cycle.response_complete:
             self.cycle = self.scope = None  # type: ignore[assignment]  # idle, it keeps no head, as before the first
         if self.pipeline and len(self.pipeline) >= MAX_PIPELINED:

@@ -35,21 +35,14 @@ class IdleConnections:
     """The idle connections of all pools: descriptors that can be had back. One event loop owns it."""
 
     def __init__(self) -> None:
-        self._all: dict[Connection, None] = {}
-        """In the order in which they became idle."""
-
-    def add(self, connection: Connection) -> None:
-        self._all[connection] = None
-
-    def discard(self, connection: Connection) -> None:
-        """``connection`` takes a call, or is closed. No error if it is not there."""
-        self._all.pop(connection, None)
+        self.by_age: dict[Connection, None] = {}
+        """In the order in which they became idle. Pools write it themselves: each request is added and removed."""
 
     def close_oldest(self) -> None:
         """The connection that has been idle longest is closed. Its descriptor is free after the loop's next turn."""
-        if self._all:
-            connection = next(iter(self._all))
-            self.discard(connection)
+        if self.by_age:
+            connection = next(iter(self.by_age))
+            del self.by_age[connection]
             connection.abort()
 
 
@@ -123,11 +116,11 @@ class ConnectionPool:
             return
         connection.idle_since = self._loop.time()
         self._idle[connection] = None
-        self._all_idle.add(connection)
+        self._all_idle.by_age[connection] = None
 
     def _closed(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
-        self._all_idle.discard(connection)
+        self._all_idle.by_age.pop(connection, None)
         self._all.discard(connection)
 
     def _is_full(self) -> bool:
@@ -143,7 +136,7 @@ class ConnectionPool:
         oldest = self._loop.time() - self._limits.idle_s
         while self._idle:
             connection, _ = self._idle.popitem()
-            self._all_idle.discard(connection)
+            self._all_idle.by_age.pop(connection, None)  # ``close_oldest`` may have closed it.
             if connection.is_usable and connection.idle_since >= oldest:
                 return connection
             self._all.discard(connection)  # It closes a turn of the loop later, and must not count as busy.

@@ -21,8 +21,8 @@ class PausingProtocol(HttpToolsProtocol):
     idle_since: float | None = None
     """When the pause began, in the loop's time; None: there is none."""
 
-    def on_response_complete(self) -> None:
-        """As the parent's, but for the timer."""
+    def go_on_or_pause(self) -> None:
+        """An answer is over: as the parent's ``on_response_complete``, but for the timer."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return

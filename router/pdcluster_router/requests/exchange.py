@@ -60,7 +60,7 @@ class Exchange:
         )
         self.record = cycle.teller = Record(services, request, self._pairing.transfer_id, now)
         self._cycle = cycle
-        self._relay = self._new_relay(now)
+        self._relay = Relay(self, cycle, request.api, services.dialect.given_up, now=now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
         self.calls = ReservationCalls(self._reservation_lost)
         """Decode's reservation and the outcome that it was told, as far as they are known."""
@@ -71,7 +71,7 @@ class Exchange:
         """Why there is no KV if no prefill engine is left: the last failure, kept for the next decode engine too."""
         self._prefill_failure = ""
         """Why decode was told for good that there is no KV; empty while it was not."""
-        self._set_timer()
+        self._set_timer(now)
 
     def start(self) -> None:
         """The request goes to decode. The cycle is ours until its answer is over."""
@@ -153,15 +153,15 @@ class Exchange:
 
     def begins(self) -> None:
         self._decode.began()
-        if has_pushed_kv(self.calls, self._pairing.phase):
+        if self._request.has_transfer and has_pushed_kv(self.calls, self._pairing.phase):
             self._attempts.succeeded()
-        self._handle(Event.FIRST_BYTE)
+        self._handle(_FIRST_BYTE)
 
     def answered(self, status: int) -> None:
         self._decode.succeeded()
         self._services.answers.saw(self._relay.num_bytes, is_stream=self._request.body.is_stream)
-        self.record.answered(status, metrics.Outcome.OK)
-        self._handle(Event.DECODE_DONE)
+        self.record.answered(status, _OK)
+        self._handle(_DECODE_DONE)
 
     def refused(self, refusal: DecodeRefusal) -> None:
         # vLLM says no more than "Internal server error" of a request whose KV did not come.
@@ -211,18 +211,20 @@ class Exchange:
         role = WORK.get(phase)
         if role is not self._share.role:
             self._share.move(role)
-        if phase is _DECODING:
-            self._forget_body()  # Decode answers and prefill is over: nothing is sent again.
+        if phase is _DECODING:  # Decode answers and prefill is over: nothing is sent again.
+            self._cycle.forget()
+            if self._cycle.num_body_bytes > LARGE_BODY_BYTES:
+                self._forget_body()
         elif phase in TERMINAL:
             self._close()
 
     # Time.
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, now: float) -> None:
         # Capped at one prefill timeout, so that a prefill that starts meanwhile is not missed; at a quarter of the idle
         # timeout, so that no byte of an answer has to look at the clock; and at the time of an engine that is gone.
         timeouts = self._request.timeouts
-        left_s = self._pairing.deadline - self._services.now()
+        left_s = self._pairing.deadline - now
         delay_s = min(left_s, timeouts.prefill_s, timeouts.idle_s / 4, timeouts.gone_s)
         self._timer = self._services.call_later(delay_s, self._check_deadline)
 
@@ -243,7 +245,7 @@ class Exchange:
             self._look_at_engines()
         if not self._pairing.is_over:
             self._timer.cancel()  # A try with another decode engine has set one.
-            self._set_timer()
+            self._set_timer(self._services.now())
 
     def _look_at_engines(self) -> None:
         """Gives up calls to engines that are gone but do not hang up: their probes tell."""
@@ -278,17 +280,15 @@ class Exchange:
     def _start_decode(self) -> None:
         """Another decode engine gets the whole request. Only deadlines and failed engines are kept of the first try."""
         self._relay.close()
-        self._relay = self._new_relay(self._services.now())
+        now = self._services.now()
+        self._relay = Relay(self, self._cycle, self._request.api, self._services.dialect.given_up, now=now)
         self.calls.close()
         self.calls = ReservationCalls(self._reservation_lost)
         self._prefill_failure = ""
         self._renew_transfer()
         self._timer.cancel()
-        self._set_timer()
+        self._set_timer(now)
         self._send_to_decode()
-
-    def _new_relay(self, now: float) -> Relay:
-        return Relay(self, self._cycle, self._request.api, self._services.dialect.given_up, now=now)
 
     def _send_to_decode(self) -> None:
         if not self._decode.place():
@@ -297,11 +297,10 @@ class Exchange:
             return
         self.record.decode_sent(self._decode.engine)
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
-        self._relay.begin(self._decode.send(self._decode_params(), line, self._relay))
+        params = self._decode_params() if self._request.has_transfer else None
+        self._relay.begin(self._decode.send(params, line, self._relay))
 
-    def _decode_params(self) -> DecodeParams | bytes | None:
-        if not self._request.has_transfer:
-            return None
+    def _decode_params(self) -> DecodeParams | bytes:
         return self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
 
     def _renew_transfer(self) -> None:
@@ -362,10 +361,11 @@ class Exchange:
 
     def _close(self) -> None:
         """The pairing is over: gives back all that the request holds."""
-        if self not in self._services.running:
+        services = self._services
+        if self not in services.running:
             return
-        self._services.running.discard(self)
-        self._services.transfers.pop(self._pairing.transfer_id, None)
+        services.running.discard(self)
+        services.transfers.pop(self._pairing.transfer_id, None)
         self._timer.cancel()
         self._attempts.close()
         self._decode.close()
@@ -377,14 +377,12 @@ class Exchange:
 
     def _forget_body(self) -> None:
         """Frees the memory of a large body: the request itself may last as long as its answer."""
-        self._cycle.forget()
-        if self._cycle.num_body_bytes <= LARGE_BODY_BYTES:
-            return
         self._request = self._decode.request = self._attempts.request = self._request.without_body()
 
 
-_DECODING: Final = Phase.DECODING
-"""Each event asks for it: see ``relay.py``."""
+_DECODING, _FIRST_BYTE, _DECODE_DONE = Phase.DECODING, Event.FIRST_BYTE, Event.DECODE_DONE
+_OK: Final = metrics.Outcome.OK
+"""Each request asks for these: see ``relay.py``."""
 _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.START_PREFILL: Exchange._start_prefill,
     Command.ABORT_PREFILL: lambda exchange: exchange._attempts.abort(),

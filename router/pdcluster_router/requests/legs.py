@@ -66,7 +66,7 @@ class DecodeLeg:
         self._num_asked = 0
         self._suspects: Suspects | None = None
         self._call: Call | None = None
-        self._tried: list[Engine] = []
+        self._tried: tuple[Engine, ...] = ()  # No list of its own: as a rule it stays empty.
         self._fresh = False
 
     @property
@@ -127,7 +127,7 @@ class DecodeLeg:
     def succeeded(self) -> None:
         """The answer is whole."""
         if self.engine is not None:
-            self.engine.succeeded(self._era)
+            self.engine.breaker.succeeded(self._era)
 
     def failed(self, blame: Blame) -> None:
         """There is no answer, or not all of it."""
@@ -155,7 +155,7 @@ class DecodeLeg:
     def leave(self) -> None:
         """This engine is not asked again for this request; another one may be."""
         if self.engine is not None:
-            self._tried.append(self.engine)
+            self._tried += (self.engine,)
         self._fresh = False
         self._give_back()
 
@@ -173,7 +173,8 @@ class DecodeLeg:
     def _give_back(self) -> None:
         """The engine aborts the request if it still runs; the engine no longer counts it."""
         if self._call is not None:
-            self._call.close()
+            if not self._call.is_closed:  # As a rule it has ended.
+                self._call.close()
             self._call = None
         if self.engine is not None:
             self.engine.give_back(self._num_tokens)
@@ -203,7 +204,7 @@ class PrefillAttempts:
         self._engine: Engine | None = None
         self._era = FIRST_ERA
         self._num_tokens = 0
-        self._failed: list[Engine] = []
+        self._failed: tuple[Engine, ...] = ()
         self._num_asked = 0
         self._suspects: Suspects | None = None
         self._leg: PrefillLeg | None = None
@@ -247,12 +248,12 @@ class PrefillAttempts:
             self._suspects.accuse()
         if self._engine is not None:
             self._engine.began(self._era)
-            self._engine.succeeded(self._era)
+            self._engine.breaker.succeeded(self._era)
 
     def failed(self, blame: Blame) -> None:
         """The newest attempt brought no KV; its engine gets no further attempt of this request."""
         if self._engine is not None and self._engine not in self._failed:
-            self._failed.append(self._engine)
+            self._failed += (self._engine,)
             self._suspects = self._suspects or Suspects()
             self._suspects.failed(self._engine, self._era, self._num_tokens, blame)
 
@@ -263,7 +264,8 @@ class PrefillAttempts:
 
     def close(self) -> None:
         """No attempt runs, and none follows."""
-        self.abort()
+        if self._leg is not None:
+            self.abort()
         if self._suspects is not None:
             self._suspects.close(num_asked=self._num_asked)
 

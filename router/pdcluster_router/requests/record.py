@@ -23,7 +23,7 @@ from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.access_log import MAX_FAILURES, Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
-from pdcluster_router.telemetry.kept import KeptRow, MomentPart, reason_of, some_of
+from pdcluster_router.telemetry.kept import MAX_PARTS, KeptRow, MomentPart, reason_of, some_of
 from pdcluster_router.telemetry.metrics import Outcome, Span
 
 _DECODE_SENT: Final = Milestone.DECODE_SENT.value
@@ -138,19 +138,22 @@ class Record:
             self._moments += (now - self._line.received_at, _PREFILL_REPLIED, self._prefill, self._attempt, "")
 
     def first_byte(self) -> None:
-        self._line.first_byte_at = now = self._services.now()
-        self._services.metrics.took(_FIRST_BYTE_SPAN, now - self._line.received_at)
-        self._moments += (now - self._line.received_at, _FIRST_BYTE, self._decode_name, 0, "")
+        services, line = self._services, self._line
+        line.first_byte_at = now = services.now()
+        at_s = now - line.received_at
+        services.metrics.took(_FIRST_BYTE_SPAN, at_s)
+        self._moments += (at_s, _FIRST_BYTE, self._decode_name, 0, "")
 
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
         """The client has its answer, or has left. ``status``: that of its answer; None: it got no (whole) answer."""
-        self._line.ended_at = now = self._services.now()
-        self._line.status = status
+        line, metrics = self._line, self._services.metrics
+        line.ended_at = now = self._services.now()
+        line.status = status
         self._outcome = outcome
         if error is not None:
             self._error = error.code if isinstance(error, ApiError) else ENGINE_ERROR
-        self._services.metrics.took(_TOTAL_SPAN, now - self._line.received_at)
-        self._services.metrics.ended(outcome)
+        metrics.took(_TOTAL_SPAN, now - line.received_at)
+        metrics.ended(outcome)
 
     def failed(self, kind: FailureKind, reason: str, engine: str = "") -> None:
         self._failures = (*self._failures, kind)[:MAX_FAILURES]
@@ -160,10 +163,11 @@ class Record:
         self._services.failures.tell(Failure(kind, self._request_id, transfer_id, self._attempt, engine, reason))
 
     def write(self) -> None:
-        if self._services.trace.is_on:
-            self._services.trace.write(self._line)
-        if self._services.kept.is_on:
-            self._services.kept.keep(self.row(self._services.unix_now()), has_failed=bool(self._failures))
+        services = self._services
+        if services.trace.is_on:
+            services.trace.write(self._line)
+        if services.kept.is_on:
+            services.kept.keep(self.row(services.unix_now()), has_failed=bool(self._failures))
 
     @property
     def names(self) -> tuple[str, str]:
@@ -194,7 +198,7 @@ class Record:
             self._is_local_prefill,
             line.prompt_tokens,
             line.cached_tokens,
-            some_of(self._moments),
+            self._moments if len(self._moments) <= MAX_PARTS else some_of(self._moments),
         )
 
     def told(self) -> Told:

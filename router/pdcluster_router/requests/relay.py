@@ -25,7 +25,7 @@ from pdcluster_router.core.apis.sse import (
     UNBUFFERED,
     ErrorWatch,
     error_of,
-    given_up_in,
+    first_mark,
 )
 from pdcluster_router.core.requests.vllm_ascend import RECOMPUTED
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
@@ -232,7 +232,10 @@ class Relay:
             return
         if not num_before:
             self._owner.first_byte()
-        self._hold(body)
+        if self._held:
+            self._hold(body)
+        else:
+            self._held = body
         self._look_at_the_beginning()
 
     def on_end(self) -> None:
@@ -255,13 +258,9 @@ class Relay:
         return (b"\n\n" if is_torn else b"") + self._api.error_event(error)
 
     def _hold(self, body: bytes) -> None:
-        if not self._held:
-            self._held = body
-        elif isinstance(self._held, bytearray):
-            self._held += body
-        else:
+        if not isinstance(self._held, bytearray):
             self._held = bytearray(self._held)
-            self._held += body
+        self._held += body
 
     def _end_held(self, head: ResponseHead) -> None:
         """Nothing has gone to the client, and the whole answer is here."""
@@ -313,7 +312,7 @@ class Relay:
         elif self._api.unfinished is not None and not self._is_event_stream:
             if len(self._held) > MAX_ANSWER_BYTES:
                 self._break_off(f"it is longer than {MAX_ANSWER_BYTES} bytes")
-        elif why := given_up_in(self._held, self._marks):
+        elif why := first_mark(self._held, self._marks)[1]:
             self._break_off(why)
         elif not self._is_event_stream:
             self._release(head)

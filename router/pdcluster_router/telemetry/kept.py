@@ -25,6 +25,8 @@ from pdcluster_router.telemetry.metrics import Outcome
 
 MAX_MOMENTS: Final = 64
 """The most moments of one request: the first and the last ones. Three prefill and two decode attempts make 20."""
+MAX_PARTS: Final = MAX_MOMENTS * len(Moment.__struct_fields__)
+"""Their fields."""
 MAX_REASON_CHARS: Final = 400
 """The most of a failure's reason."""
 MAX_MODEL_BYTES: Final = 1024
@@ -99,7 +101,9 @@ class Kept:
         """Remembers a request that has ended, as long as there is room. ``has_failed``: something failed on the way."""
         if len(row.model_text) > MAX_MODEL_BYTES:  # A client may write as many as a body may have.
             row = msgspec.structs.replace(row, model_text=_LONG_MODEL)
-        self._rings[fate_of(row, has_failed=has_failed)].add(_encode(row))
+        is_served = row.outcome == OK and not has_failed  # As nearly all: they pass one function fewer.
+        fate = _SERVED if is_served else fate_of(row, has_failed=has_failed)
+        self._rings[fate].add(_encode(row))
 
     def find(self, name: str) -> list[KeptRequest]:
         """The requests with this request id or transfer id, newest first. Costs some ms: a look at all."""
@@ -172,8 +176,8 @@ def request_of(row: KeptRow) -> KeptRequest:
 
 def some_of(moments: Sequence[MomentPart]) -> Sequence[MomentPart]:
     """The moments that are remembered: of many the first and the last ones."""
-    half = MAX_MOMENTS // 2 * _NUM_PARTS
-    return moments if len(moments) <= 2 * half else (*moments[:half], *moments[-half:])
+    half = MAX_PARTS // 2
+    return moments if len(moments) <= MAX_PARTS else (*moments[:half], *moments[-half:])
 
 
 def reason_of(text: str) -> str:
@@ -204,6 +208,6 @@ def _rounded(seconds: float | None) -> float | None:
 _NUM_HEAD_BYTES: Final = 3
 """The bytes before the first field, in a row of more than 15 fields (msgpack's array 16)."""
 _LONG_MODEL: Final = b'"?"'
-_NUM_PARTS: Final = len(Moment.__struct_fields__)
+_NUM_PARTS: Final = MAX_PARTS // MAX_MOMENTS
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(KeptRow).decode

@@ -130,7 +130,9 @@ class ClientBody(msgspec.Struct, frozen=True):
     @property
     def max_answer_tokens(self) -> int | None:
         """How many tokens the client allows an answer; None where it does not say."""
-        return count_in(self._said.max_completion_tokens) or count_in(self._said.max_tokens) or None
+        given = self._said.max_completion_tokens
+        of_both = count_in(given) if given is not ABSENT else 0
+        return of_both or count_in(self._said.max_tokens) or None
 
     @property
     def messages(self) -> msgspec.Raw:

@@ -79,10 +79,10 @@ def _payload_of(event: bytes) -> bytes:
 
 def given_up_in(answer: bytes | bytearray, marks: Mapping[bytes, str] = GAVE_UP) -> str:
     """Why the engine did not finish this answer, if these bytes say so; else empty."""
-    return _first_mark(answer, marks)[1]
+    return first_mark(answer, marks)[1]
 
 
-def _first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[int, str]:
+def first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[int, str]:
     """The index of the first of ``marks``, and the reason that it stands for; -1 and an empty one: there is none."""
     first, said = -1, ""
     for mark, why in marks.items():  # Not ``min`` of a generator: each answer comes here.
@@ -144,7 +144,7 @@ class ErrorWatch:
         """The part of ``chunk`` before the event that breaks the stream off. ``seen``: with the tail before it."""
         found = seen.find(self.late_error)
         if found < 0:
-            begin, self._given_up = _first_mark(seen, self._marks)
+            begin, self._given_up = first_mark(seen, self._marks)
             found = seen.rfind(self.event_begin, 0, begin)
         self._event = seen[found + 1 :]
         self._is_error_torn = found + 1 < len(self._tail)

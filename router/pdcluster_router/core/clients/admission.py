@@ -84,9 +84,10 @@ class Admission(Generic[Waiter]):
 
     def enter(self, share: int) -> bool:
         """Whether a request enters now; if so it holds its share of the backlog. False while any other is queued."""
-        if self._queue or not self._has_room(share):
+        backlog = self.backlog_tokens
+        if self._queue or (backlog > 0 and backlog + share > self._limit_tokens):  # ``_has_room``, without a call.
             return False
-        self.backlog_tokens += share
+        self.backlog_tokens = backlog + share
         return True
 
     def take_again(self, share: int) -> None:

@@ -178,7 +178,8 @@ _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)
 _PREFILL_RUNS: Final = frozenset((*_BOTH_RUN, Phase.TRAILING))
 _ANSWER_FLOWS: Final = frozenset((Phase.ANSWERING, Phase.DECODING))
-_HAS_ITS_OWN_TIME: Final = frozenset((Phase.AWAITING_RESERVATION, Phase.PREFILLING))
+_RESERVING, _PREFILLING, _LOCALLY = Phase.AWAITING_RESERVATION, Phase.PREFILLING, Phase.LOCAL_PREFILL
+"""Names of their own: each request reads them, and in its Enum a member is found in ten times as long."""
 _KEEPS_ITS_DEADLINE: Final = frozenset((Phase.ANSWERING, Phase.TRAILING))
 """A prefill whose reply is only awaited keeps the deadline that it had."""
 
@@ -281,7 +282,7 @@ class Pairing:
         self._retries = retries
         self._num_failed = 0
         self._num_decode_attempts = 1
-        self._start = Phase.AWAITING_RESERVATION if with_transfer else Phase.LOCAL_PREFILL
+        self._start = _RESERVING if with_transfer else _LOCALLY
         began = now if began_at is None else began_at
         self._request_deadline = math.inf if timeouts.request_s is None else began + timeouts.request_s
         self._first_byte_deadline = min(began + timeouts.first_byte_s, self._request_deadline)
@@ -384,16 +385,15 @@ class Pairing:
         self.phase, commands = step
         if self.phase in TERMINAL:
             return commands
-        if self.phase not in _KEEPS_ITS_DEADLINE:
-            self._phase_deadline = self._deadline_of(self.phase, now=now)
         flows = self.phase in _ANSWER_FLOWS
+        if self.phase not in _KEEPS_ITS_DEADLINE:
+            self._phase_deadline = self._request_deadline if flows else self._deadline_of(self.phase, now=now)
         self._byte_deadline = min(now + self._timeouts.idle_s, self._request_deadline) if flows else math.inf
         return commands
 
     def _deadline_of(self, phase: Phase, *, now: float) -> float:
-        if phase not in _HAS_ITS_OWN_TIME:
-            return self._request_deadline if phase in _ANSWER_FLOWS else self._first_byte_deadline
-        if phase is Phase.PREFILLING:
+        if phase is _PREFILLING:
             return min(now + self._timeouts.prefill_s, self.transfer_deadline)
-        reservation_s = self._timeouts.reservation_s
-        return min(now + (math.inf if reservation_s is None else reservation_s), self._first_byte_deadline)
+        reservation_s = self._timeouts.reservation_s if phase is _RESERVING else None
+        first_byte_deadline = self._first_byte_deadline
+        return first_byte_deadline if reservation_s is None else min(now + reservation_s, first_byte_deadline)

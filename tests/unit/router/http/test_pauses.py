@@ -87,7 +87,7 @@ class Connection:
         self.protocol.idle_since = None  # As each read does.
 
     def is_answered(self) -> None:
-        self.protocol.on_response_complete()
+        self.protocol.go_on_or_pause()
 
 
 @pytest.fixture

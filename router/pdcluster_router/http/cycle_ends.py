@@ -1,4 +1,4 @@
-"""What a cycle needs of its connection, of the object that works on its answer, and of a stream that it comments."""
+"""The interfaces that a cycle needs: of its connection, of what works on its answer, of a stream with comments."""
 
 from __future__ import annotations
 

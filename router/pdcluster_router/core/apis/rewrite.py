@@ -121,10 +121,18 @@ class ClientBody(msgspec.Struct, frozen=True):
         return len(self._raw)
 
     @property
+    def text(self) -> memoryview:
+        """The object, as the client wrote it."""
+        return memoryview(self._raw)[self._begin : self._end + 1]
+
+    @property
     def needs_local_prefill(self) -> bool:
-        """Whether decode must prefill by itself: several sequences, or facts that only its own prefill yields."""
+        """Whether it is no plain sequence: it asks for several, or for facts that only decode's own prefill yields.
+
+        Several sequences may be taken apart: ``core/apis/parts.py``. All else decode has to prefill by itself.
+        """
         said = _apart_in(self._said)
-        is_plain = said == _SAYS_NOTHING or all(map(_is_neutral, said, PREFILLED_APART.values()))
+        is_plain = said == _SAYS_NOTHING or all(map(is_neutral, said, PREFILLED_APART.values()))
         return not (is_plain and _is_one_prompt(self._said.prompt))
 
     @property
@@ -222,6 +230,14 @@ def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:
     return begin, said
 
 
+def is_neutral(value: msgspec.Raw, neutral: tuple[bytes, ...]) -> bool:
+    """Whether a key is absent, null, or one of the values that ask for nothing."""
+    if value is ABSENT:
+        return True
+    text = bytes(value)
+    return text == b"null" or text in neutral
+
+
 def _problem_of(error: msgspec.DecodeError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
@@ -234,13 +250,6 @@ def _require_no_params(vllm_xargs: Extra) -> None:
     for key in Extra.__struct_fields__:
         if getattr(vllm_xargs, key) is not ABSENT:
             raise BadBody(f"vllm_xargs has {key}: only this router writes it, leave it out")
-
-
-def _is_neutral(value: msgspec.Raw, neutral: tuple[bytes, ...]) -> bool:
-    if value is ABSENT:
-        return True
-    text = bytes(value)
-    return text == b"null" or text in neutral
 
 
 def _is_one_prompt(prompt: msgspec.Raw) -> bool:

@@ -12,14 +12,15 @@ import msgspec
 import pytest
 
 from fakes.access_log import Log, ask, logged_rig, some
-from fakes.answers import END
+from fakes.answers import END, error_body, json_answer
 from fakes.faults import Fault, Gate
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
-from fakes.router import CHAT, Rig, orders, post, running_rig, send, until
+from fakes.router import CHAT, Rig, orders, post, raw, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.kept import KeptAnswer, KeptRequest, path_for
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.requests.keep_alive import COMMENT
+from pdcluster_router.requests.exchange import Exchange
 
 pytestmark = pytest.mark.anyio
 
@@ -126,10 +127,12 @@ async def test_a_plain_part_that_breaks_off_is_tried_again() -> None:
     async with running_rig(num_decode=2) as rig:
         rig.decodes[0].fault = Fault.RAW
         rig.decodes[0].raw = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"id"'
-        waits = asyncio.create_task(post(rig, TWO))
+        client = await send(rig, TWO)
         await rig.decodes[0].next_request()
+        rows = [one.record.row for one in rig.router.services.running]
+        await until(lambda: any("first_byte" in row().moments for row in rows))
         rig.decodes[0].hang_up_on_all()
-        assert (await waits).status == 200
+        assert (await client.receive()).status == 200
 
 
 @BOTH
@@ -165,12 +168,19 @@ async def test_a_part_that_breaks_off_in_a_stream_is_an_error_event_and_a_cut(fa
         await rig.settled()
 
 
-async def test_a_prompt_that_its_engine_refuses_is_the_answer_though_another_streams_already(rig: Rig) -> None:
+async def test_a_prompt_that_its_engine_refuses_is_the_answer_though_another_has_its_own_already() -> None:
     """vLLM looks at all prompts before it answers any."""
-    rig.decode.faults_to_come = [Fault.NONE, Fault.ERROR_404]
-    answer = await post(rig, STREAM)
-    assert (answer.status, answer.headers["content-type"]) == (404, "application/json")
-    assert b"does not exist" in answer.body
+    async with running_rig(num_decode=2) as rig:
+        rig.decodes[1].fault, rig.decodes[1].raw = Fault.RAW, b""
+        client = await send(rig, STREAM)
+        for engine in rig.decodes:
+            await engine.next_request()
+        await asyncio.wait_for(rig.decodes[0].seen[0].ended.wait(), PATIENCE_S)
+        await until(lambda: len(rig.router.services.running) == 1)
+        rig.decodes[1].say(json_answer(404, error_body("The model `x` does not exist.", 404)))
+        answer = await client.receive()
+        assert (answer.status, answer.headers["content-type"]) == (404, "application/json")
+        assert b"does not exist" in answer.body
 
 
 async def test_an_answer_that_is_no_completion_is_an_error(rig: Rig) -> None:
@@ -280,11 +290,15 @@ async def test_parts_that_enter_at_once_of_which_the_first_fails_give_their_room
 
 async def test_a_client_that_reads_slowly_holds_every_part_back_and_gets_all(rig: Rig) -> None:
     rig.decode.tokens, rig.decode.padding = ["a"] * 40, "x" * 200_000
-    client = await send(rig, {**TWO, "stream": True})
-    await client.reader.readuntil(b"\r\n\r\n")
-    await asyncio.sleep(0.3)
-    answer = await client.reader.readuntil(b"[DONE]\n\n")
-    assert answer.count(b'"index":0') == answer.count(b'"index":1') == 40
+    client = await rig.client()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport has it
+    await client.send(raw({**TWO, "stream": True}))
+    await until(lambda: rig.connection_of(client).is_full)
+    relays = [one._relay for one in rig.router.services.running if isinstance(one, Exchange)]
+    assert [relay.is_paused for relay in relays] == [True, True]
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
+    answer = await client.receive()
+    assert answer.body.count(b'"index":0') == answer.body.count(b'"index":1') == 40
 
 
 async def test_a_stream_of_which_no_part_has_begun_is_kept_alive() -> None:

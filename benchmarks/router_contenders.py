@@ -53,7 +53,7 @@ class Contender:
 
     @property
     def body(self) -> bytes:
-        """A request that takes this flow. Ours goes to decode alone where a client wants two answers."""
+        """A request that takes this flow. Ours goes to decode alone where a client wants its prompt back."""
         return LOCAL if self.flow is Flow.ONE_HOP else PAIR
 
 

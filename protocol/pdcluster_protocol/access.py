@@ -43,8 +43,11 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     """A label of ``pdcluster_router_requests_total``; None: a bug in the router; its log has the error."""
     failures: tuple[str, ...] = ()
     """Failures of this request, by kind in ``pdcluster_router_failures_total``; also those from which it recovered."""
+    parts: int = 1
+    """The requests to engines that it was served in: one for each of its sequences, or one for all."""
     decode_engine: str = ""
-    """The last decode engine that got the request, by its name on ``/pdcluster/pool``."""
+    """The last decode engine that got the request, by its name on ``/pdcluster/pool``. Of a request in parts, that of
+    each part, with commas between them."""
     prefill_engine: str = ""
     """The last prefill engine that got the request, likewise; empty: none got it."""
     revision: str = ""

@@ -100,6 +100,8 @@ class Services:
         self.transfers: dict[TransferId, Running] = {}
         """The running requests by transfer id, for calls to the metaserver."""
         self.running: set[Running] = set()
+        self.divided: set[Recorded] = set()
+        """The running requests of clients that are served in parts. Their parts are in ``running``."""
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
         """By the role that prefills. The gate owns the requests in their queues."""

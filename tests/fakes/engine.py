@@ -76,6 +76,8 @@ class FakeEngine:
         self.hang_up = asyncio.Event()
         """Set to let ``HANG_UP_ON_METASERVER`` hang up."""
         self.padding = ""
+        self.is_parrot = False
+        """Whether an answer has its request's id, and says what it was asked for before all else: prompt and seed."""
         self.work_s = 0.0
         """Seconds that it computes before it answers."""
         self.token_s = 0.0
@@ -335,7 +337,10 @@ class FakeEngine:
 
     def _words(self, seen: Seen) -> OpenAIWords:
         kind = MessagesWords if seen.message.path == MESSAGES else OpenAIWords
-        return kind(seen.body, self.tokens, self.padding, self._receipt(seen))
+        if not self.is_parrot:
+            return kind(seen.body, self.tokens, self.padding, self._receipt(seen))
+        tokens = [said_by(seen.body), *self.tokens]
+        return kind(seen.body, tokens, self.padding, self._receipt(seen), seen.message.headers["x-request-id"])
 
     def _receipt(self, seen: Seen) -> dict[str, object] | None:
         is_wanted = self.gives_receipts and (seen.params or {}).get("wants_receipt")
@@ -345,6 +350,12 @@ class FakeEngine:
             "pdcluster_transfer_protocol": "tcp",
         }
         return said if is_wanted else None
+
+
+def said_by(body: dict[str, Any]) -> str:
+    """The first word of a parrot."""
+    asked = body.get("prompt", body.get("messages"))
+    return f"{json.dumps(asked)} seed {body.get('seed')}: "
 
 
 def _is_ok(reply: Message) -> bool:

@@ -29,11 +29,14 @@ class OpenAIWords:
     tokens: list[str]
     padding: str
     receipt: dict[str, object] | None
+    answer_id: str = "1"
+    """Of the answer, behind vLLM's ``cmpl-``."""
 
     def whole(self) -> bytes:
         """An answer that is not streamed, byte for byte."""
         text = "".join(self.tokens) + self.padding
-        common = {"id": "cmpl-1", "created": 1, "model": "m", "usage": _USAGE, "kv_transfer_params": self.receipt}
+        common: dict[str, Any] = {"id": f"cmpl-{self.answer_id}", "created": 1, "model": "m", "usage": _USAGE}
+        common["kv_transfer_params"] = self.receipt
         if "messages" not in self.body:
             choice: dict[str, Any] = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
             return json.dumps({**common, "object": "text_completion", "choices": [choice]}).encode()
@@ -74,7 +77,7 @@ class OpenAIWords:
         return [b"data: " + error_body(message, 500) + b"\n\n", DONE]
 
     def _delta(self, token: str) -> dict[str, Any]:
-        common = {"id": "cmpl-1", "created": 1, "model": "m"}
+        common = {"id": f"cmpl-{self.answer_id}", "created": 1, "model": "m"}
         text = token + self.padding
         if "messages" in self.body:
             choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,14 +80,73 @@ def test_tools_reach_both_engines_alike(servers: tuple[Pool, Server]) -> None:
     )
 
 
-def test_several_answers_and_prompt_lists_are_prefilled_by_decode_and_right(servers: tuple[Pool, Server]) -> None:
-    pool, single, model = both(servers)
-    prompts = ["Hello, what can you do", "Why is the sky blue"]
-    wanted: dict[str, Any] = {"model": model, "prompt": prompts, "max_tokens": 8, "temperature": 0, "n": 1}
-    assert [c.text for c in pool.completions.create(**wanted).choices] == [
-        c.text for c in single.completions.create(**wanted).choices
-    ]
-    assert len(pool.completions.create(**{**wanted, "prompt": "Hello", "n": 3, "temperature": 1}).choices) == 3
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "prompts": ("completions", {"prompt": ["Hello, what can you do", "Why is the sky blue"], "temperature": 0}),
+    "tokens": ("completions", {"prompt": [[5, 6, 7] * 9, [8, 9]], "temperature": 0, "logprobs": 2}),
+    "choices": ("completions", {"prompt": "Hello, what can you do", "n": 3, "seed": 7, "return_token_ids": True}),
+    "both": ("completions", {"prompt": ["Hello", "Why is the sky blue"], "n": 2, "seed": 7}),
+    "chat": ("chat/completions", {"messages": HI, "n": 3, "seed": 7, "logprobs": True, "top_logprobs": 1}),
+}
+
+
+def asked(url: str, path: str, body: dict[str, Any]) -> bytes:
+    answer = httpx.post(f"{url}/v1/{path}", json={"max_tokens": 8, **body}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    own = rb'("id":|"system_fingerprint":)"[^"]*"|("created":)[0-9]+|-?[0-9]+[.][0-9e-]+'
+    return re.sub(own, rb"\1\g<2>0", answer.content)
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_several_sequences_are_answered_as_by_one_engine_byte_for_byte(servers: tuple[Pool, Server], kind: str) -> None:
+    """But for ids, times, log probabilities' digits, and the fingerprint, which an engine makes of its options."""
+    pool, single = servers
+    path, body = SEVERAL[kind]
+    assert asked(pool.url, path, body) == asked(single.url, path, body)
+
+
+def said(stream: bytes) -> tuple[dict[int, tuple[str, str | None]], list[Any], bytes]:
+    """Text and end of each choice, what is told of usage, and the last event. vLLM may join tokens of a choice."""
+    *events, last, _ = stream.split(b"\n\n")
+    texts: dict[int, tuple[str, str | None]] = {}
+    told = [json.loads(event.removeprefix(b"data: ")) for event in events]
+    for choice in [choice for one in told for choice in one["choices"]]:
+        text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
+        texts[choice["index"]] = (texts.get(choice["index"], ("", None))[0] + text, choice["finish_reason"])
+    return texts, [one["usage"] for one in told if not one["choices"]], last
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_a_stream_of_several_sequences_says_what_one_engines_says(servers: tuple[Pool, Server], kind: str) -> None:
+    pool, single = servers
+    path, body = SEVERAL[kind]
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    ours, theirs = (said(asked(url, path, {**body, **more})) for url in (pool.url, single.url))
+    assert ours == theirs
+
+
+def test_several_sequences_are_pushed_and_leave_nothing_behind(servers: tuple[Pool, Server]) -> None:
+    pool, _ = servers
+    prompts = [[200 + number] * 40 for number in range(3)]
+    num_before = len(pool.router.read_trace("request"))
+    asked(pool.url, "completions", {"prompt": prompts, "n": 2, "seed": 1})
+    assert eventually(lambda: len(pool.router.read_trace("request")) == num_before + 6)
+    lines = pool.router.read_trace("request")[num_before:]
+    assert all(line["prefill_replied_at"] is not None and line["status"] == 200 for line in lines)
+    assert eventually(lambda: sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in pool.engines) == 0)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": [[5], [5] * 9000]}, {"prompt": "a", "n": 2, "temperature": 0}, {"prompt": ["a", "b"], "model": "none"}],
+)
+@pytest.mark.parametrize("more", [{}, {"stream": True}], ids=["plain", "stream"])
+def test_several_sequences_of_which_one_is_refused_are_refused_as_by_one_engine(
+    servers: tuple[Pool, Server], body: dict[str, Any], more: dict[str, Any]
+) -> None:
+    answers = [httpx.post(f"{one.url}/v1/completions", json={**body, **more}, timeout=120) for one in servers]
+    assert answers[0].status_code == answers[1].status_code
+    assert answers[0].json() == answers[1].json()
 
 
 def test_errors_are_the_sdks_own_and_leave_nothing_behind(servers: tuple[Pool, Server]) -> None:

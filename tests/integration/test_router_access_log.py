@@ -87,7 +87,7 @@ async def test_of_the_messages_api_tokens_are_always_known(log: Log, is_stream: 
 
 async def test_where_decode_prefills_tokens_are_those_of_its_answer(log: Log) -> None:
     async with logged_rig(log) as rig:
-        await ask(rig, {**PROMPT, "n": 2})
+        await ask(rig, {**PROMPT, "echo": True})
     line = log.line
     assert some(line, "is_local_prefill", "prefill_engine", "prefill_attempts") == (True, "", 0)
     assert some(line, "prompt_tokens", "cached_tokens", "output_tokens") == (PROMPT_TOKENS, None, 4)

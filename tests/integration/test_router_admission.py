@@ -101,7 +101,7 @@ async def test_what_decode_prefills_by_itself_is_counted_and_queued_too() -> Non
     # Beside other work twenty requests take seconds to come: the first one works, and two wait, for longer than that.
     async with running_rig(**ONE, max_queued_requests=2, queue_timeout_s=4.0) as rig:
         rig.decode.work_s = 8.0
-        clients = [await send(rig, {"prompt": "x" * 400, "n": 2}) for _ in range(20)]
+        clients = [await send(rig, {"prompt": "x" * 400, "echo": True}) for _ in range(20)]
         statuses = [(await answer_of(client)).status for client in clients]
         assert sorted(statuses) == [200] + [429] * 17 + [503] * 2
         assert len(rig.decode.seen) == 1
@@ -130,7 +130,7 @@ async def test_room_is_made_as_soon_as_prefill_is_over_while_decode_still_stream
 async def test_what_needs_no_prefill_engine_does_not_wait() -> None:
     async with running_rig(**ONE) as rig:
         await occupy(rig)
-        assert (await answer_of(await send(rig, {**PROMPT, "n": 2}))).status == 200
+        assert (await answer_of(await send(rig, {**PROMPT, "echo": True}))).status == 200
         rig.prefill.open_gate(Gate.PREFILL)
 
 
@@ -212,7 +212,7 @@ async def test_a_hasty_request_is_told_in_its_own_time_also_when_others_wait_for
         await occupy(rig)
         rig.decode.faults_to_come = [Fault.HANG]
         for number in range(2):  # Of requests that decode prefills one runs, and one waits.
-            await send(rig, {**PROMPT, "n": 2})
+            await send(rig, {**PROMPT, "echo": True})
             await queued(rig, number)
         hasty = [await send(rig, PROMPT, **{"x-request-timeout": seconds}) for seconds in ("0.1", "0.5")]
         assert [(await answer_of(client)).status for client in hasty] == [504, 504]

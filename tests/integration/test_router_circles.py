@@ -25,7 +25,7 @@ from pdcluster_router.requests.reservation import ReservationCalls
 
 pytestmark = pytest.mark.anyio
 
-BODIES = [PROMPT, {**PROMPT, "stream": True}, {**PROMPT, "n": 2}]
+BODIES = [PROMPT, {**PROMPT, "stream": True}, {**PROMPT, "echo": True}, {**PROMPT, "n": 2}]
 PARTS = (Exchange, Relay, ReservationCalls, PrefillAttempts)
 
 PAGE = request_bytes("/health", b"", method="GET")
@@ -77,7 +77,7 @@ def timers_of(owners: set[int]) -> list[object]:
     return [t for t in timers if any(id(getattr(of, "__self__", None)) in owners for of in gc.get_referents(t))]
 
 
-@pytest.mark.parametrize("body", BODIES, ids=["plain", "stream", "local"])
+@pytest.mark.parametrize("body", BODIES, ids=["plain", "stream", "local", "parts"])
 @pytest.mark.parametrize("fault", [Fault.NONE, Fault.ERROR_500, Fault.DIE, Fault.ERROR_MID_STREAM])
 async def test_nothing_is_left_of_a_request(body: dict[str, object], fault: Fault, no_collector: None) -> None:
     async with running_rig(num_prefill=2, num_decode=2) as rig:

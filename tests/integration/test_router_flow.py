@@ -165,14 +165,16 @@ async def test_prefill_may_reply_after_decode_is_done(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"prompt": "a", "n": 2},
+        {"prompt": "a", "echo": True},
         {"prompt": "a", "best_of": 2},
-        {"prompt": ["a", "b"]},
-        {"prompt": [[1, 2], [3]]},
+        {"prompt": ["a", "b"], "echo": True},
+        {"prompt": "a", "n": 2, "temperature": 0},
         {"prompt": "a", "prompt_logprobs": 1},
     ],
 )
-async def test_parallel_prompts_are_prefilled_by_decode_and_counted(rig: Rig, body: dict[str, object]) -> None:
+async def test_what_has_to_be_served_as_a_whole_is_prefilled_by_decode_and_counted(
+    rig: Rig, body: dict[str, object]
+) -> None:
     answer = await (await rig.client()).post(COMPLETIONS, body)
     assert answer.status == 200
     assert rig.decode.seen[0].params is None

@@ -24,7 +24,7 @@
 | a retry after bytes were written: interleaved duplicates | here |
 | stale idle connections | test_router_faults: a_stale_idle_connection, and here for all at once |
 | wrong cached_tokens | test_router_flow: the answer's bytes are decode's own |
-| n > 1, prompt_logprobs | test_router_flow: parallel_prompts_are_prefilled_by_decode |
+| n > 1, prompt_logprobs | test_router_flow: what_has_to_be_served_as_a_whole |
 | unauthenticated pairing ids fill the memory | here, and test_router_strangers |
 """
 

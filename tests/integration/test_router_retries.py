@@ -269,7 +269,7 @@ async def test_a_prefill_that_failed_for_one_decode_is_no_excuse_for_another() -
 async def test_a_decode_that_prefills_by_itself_is_replaced_too(body: dict[str, object]) -> None:
     async with running_rig(num_decode=2) as rig:
         rig.decodes[0].fault = Fault.ERROR_500
-        answer = await post(rig, {**body, "n": 2})
+        answer = await post(rig, {**body, "echo": True})
         assert answer.status == 200
         assert orders(rig) == []
 

@@ -108,8 +108,8 @@ async def test_the_load_of_engines_is_counted_by_the_blocks_that_decode_has_rese
         await rig.settled()
 
 
-@pytest.mark.parametrize("said", [{"n": 2}, {"prompt": ["a", "b"]}, {"echo": True}, {"prompt_logprobs": 1}])
-async def test_what_needs_several_sequences_or_facts_of_the_prompt_is_computed_by_decode(said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("said", [{"best_of": 2}, {"echo": True}, {"prompt_logprobs": 1}])
+async def test_what_needs_a_whole_or_facts_of_the_prompt_is_computed_by_decode(said: dict[str, Any]) -> None:
     async with running_layerwise_rig() as rig:
         assert (await post(rig, {**PROMPT, **said})).status == 200
         assert rig.decode.seen[0].params is None

@@ -124,7 +124,7 @@ async def test_a_request_that_decode_served_alone_says_so_and_an_engine_is_named
     async with running_rig() as rig:
         for engine in rig.router.services.all_engines():
             engine.pod = f"pod-of-{engine.name}"
-        await ask(rig, {**PROMPT, "n": 2}, x_request_id="R")
+        await ask(rig, {**PROMPT, "echo": True}, x_request_id="R")
         answer = await asked(rig, "R")
     assert answer.requests[0].is_local_prefill is True
     assert answer.engines == {"decode-0": "pod-of-decode-0"}

@@ -115,7 +115,7 @@ def test_why_tells_the_truth_of_a_request_that_went_well(pool: Pool, kind: str, 
     if has_cached:
         ask(pool, "before", prompt[: CACHED + 1])
     num_before = len(pool.prefill[0].read_trace("push"))
-    asked = ask(pool, f"{kind}-{len(more)}", prompt, **more, **({"n": 2, "temperature": 1} if kind == "alone" else {}))
+    asked = ask(pool, f"{kind}-{len(more)}", prompt, **more, **({"best_of": 2} if kind == "alone" else {}))
     page, trace = why(pool, asked.name), trace_of(pool, asked.name)
     decode = {
         "pushed": ["decode-0 has reserved blocks for its KV"],

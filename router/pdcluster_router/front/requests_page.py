@@ -44,5 +44,6 @@ def _found(router: Router, name: str) -> list[KeptRequest]:
     """Requests in the queue first, then those that run, then those that have ended."""
     services = router.services
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
-    running = (one.record.row() for one in services.running if name in one.record.names)
+    records = chain(services.divided, (one.record for one in services.running))
+    running = (record.row() for record in records if name in record.names)
     return [*map(request_of, islice(chain(queued, running), MAX_FOUND)), *services.kept.find(name)]

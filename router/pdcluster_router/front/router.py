@@ -48,6 +48,7 @@ from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.logged_cycle import LoggedCycle
 from pdcluster_router.http.turns import FREE_BYTES, Rows
 from pdcluster_router.requests.exchange import Exchange
+from pdcluster_router.requests.fan_out import fan_out
 from pdcluster_router.requests.gate import Gate
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.requests.reservation import take_reservation
@@ -207,7 +208,8 @@ class Router:
         while self.services.running and self.services.now() < deadline and not is_urgent():
             await asyncio.sleep(0.05)
         for running in list(self.services.running):
-            running.stop(stopped())
+            if running in self.services.running:  # One part that stops ends the others.
+                running.stop(stopped())
 
     async def close(self) -> None:
         """Nothing is left: no request, no connection to an engine, no task."""
@@ -235,7 +237,8 @@ class Router:
             cycle.slot = admitted
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
-        self.gate.enter(cycle, request)
+        if request.has_transfer or not fan_out(self.services, self.gate.enter, cycle, request):
+            self.gate.enter(cycle, request)
 
     def _limit(self, cycle: HotCycle, request: ClientRequest, error: ApiError) -> None:
         """Refuses a request whose key has asked for too much: no engine gets it."""

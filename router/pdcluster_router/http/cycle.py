@@ -93,6 +93,8 @@ class HotCycle:
     message_event: Final = _NobodyWaits()
     client_address = ""
     """Set in cycles that are logged; other cycles do not look for it."""
+    is_withdrawn = False
+    """True: no client has left, but the request that this is a part of has ended."""
 
     def __init__(
         self,
@@ -275,8 +277,9 @@ class HotCycle:
             self._connection.write(b"0\r\n\r\n")
         self._finish()
 
-    def cut(self, last: bytes = b"") -> None:
-        """The connection closes after ``last`` without a clean end, so that no client takes the answer for whole."""
+    def cut(self, last: bytes = b"", error: ApiError | None = None) -> None:  # noqa: ARG002 - a part's cycle reads it
+        """The connection closes after ``last``, which tells ``error``, without a clean end, so that no client takes the
+        answer for whole."""
         if last:
             self.write(last)
         self.keep_alive = False

@@ -134,9 +134,8 @@ class Exchange:
     # What the client's connection says (CycleOwner).
 
     def client_gone(self) -> None:
-        self.record.failed(FailureKind.CLIENT_GONE, DOING[self._pairing.phase])
-        self.record.answered(None, metrics.Outcome.CLIENT_GONE)
-        self._verdict = Verdict(failed("the client has left"), self._verdict.error, metrics.Outcome.CLIENT_GONE)
+        result = self.record.client_gone(DOING[self._pairing.phase], is_withdrawn=self._cycle.is_withdrawn)
+        self._verdict = Verdict(failed("the client has left"), self._verdict.error, result)
         self._relay.stop()
         self._handle(Event.CLIENT_GONE)
 

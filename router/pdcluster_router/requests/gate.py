@@ -60,7 +60,10 @@ class Gate:
         waiting.admission.leave(waiting)
         self._waited(waiting, self._services.now())
         self._services.make_room()  # A request behind it may fit into the room.
-        self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE, None)
+        if waiting.cycle.is_withdrawn:
+            self._ended(waiting, FailureKind.WITHDRAWN, Outcome.LOST, None)
+        else:
+            self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE, None)
 
     def waiting_with(self, request_id: str) -> list[ClientRequest]:
         """The requests of this id that wait. Costs a look at each that does."""
@@ -100,6 +103,9 @@ class Gate:
         for admission in self._admissions.values():
             for waiting in admission.admit(now=now):
                 self._waited(waiting, now)
+                if waiting.cycle.is_withdrawn:  # The part before it has just failed, and all others with it.
+                    admission.give_back(admission.share_of(waiting.request.body.estimated_prompt_tokens))
+                    continue
                 waiting.cycle.owner = None
                 self._start(waiting.cycle, waiting.request)
 
@@ -143,15 +149,21 @@ class Gate:
     def _turn_away(
         self, waiting: _Waiting, kind: FailureKind, error: ApiError, outcome: Outcome = Outcome.OVERLOADED
     ) -> None:
+        if waiting.cycle.is_withdrawn:
+            return  # Another part of its request was turned away just before.
         self._ended(waiting, kind, outcome, error)
         waiting.cycle.answer_error(error)
 
     def _ended(self, waiting: _Waiting, kind: FailureKind, outcome: Outcome, error: ApiError | None) -> None:
-        self._services.metrics.ended(outcome)
+        if not waiting.request.is_part:
+            self._services.metrics.ended(outcome)
         waiting.cycle.teller = Told(outcome=outcome, failures=(kind,), left_queue_at=self._services.now())
         admission = waiting.admission
         reason = f"{admission.num_queued} wait, the backlog is {admission.backlog_tokens} tokens"
-        self._services.failures.tell(Failure(kind, waiting.request.request_id, reason=reason))
+        if kind is FailureKind.WITHDRAWN:
+            self._services.failures.count(kind)  # The failure, or the client's leaving, was told.
+        else:
+            self._services.failures.tell(Failure(kind, waiting.request.request_id, reason=reason))
         if self._services.kept.is_on:
             keep_turned_away(self._services, waiting.request, kind, outcome, reason, error)
 

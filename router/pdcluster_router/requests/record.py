@@ -49,6 +49,7 @@ class Record:
         "_error",
         "_failures",
         "_is_local_prefill",
+        "_is_part",
         "_is_stream",
         "_line",
         "_model_text",
@@ -75,6 +76,7 @@ class Record:
         self._model_text = request.body.model_text
         self._is_stream = request.body.is_stream
         self._read_s, self._turn_s = request.read_s, request.turn_s
+        self._is_part = request.is_part
         self._started_at = started_at
         self._attempt = 0
         self._decode: Engine | None = None
@@ -141,7 +143,8 @@ class Record:
         services, line = self._services, self._line
         line.first_byte_at = now = services.now()
         at_s = now - line.received_at
-        services.metrics.took(_FIRST_BYTE_SPAN, at_s)
+        if not self._is_part:
+            services.metrics.took(_FIRST_BYTE_SPAN, at_s)
         self._moments += (at_s, _FIRST_BYTE, self._decode_name, 0, "")
 
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
@@ -152,8 +155,22 @@ class Record:
         self._outcome = outcome
         if error is not None:
             self._error = error.code if isinstance(error, ApiError) else ENGINE_ERROR
-        metrics.took(_TOTAL_SPAN, now - line.received_at)
-        metrics.ended(outcome)
+        if not self._is_part:
+            metrics.took(_TOTAL_SPAN, now - line.received_at)
+            metrics.ended(outcome)
+
+    def client_gone(self, doing: str, *, is_withdrawn: bool) -> Outcome:
+        """The client has left. ``is_withdrawn``: it is a part that is not wanted any more. Returns the outcome."""
+        outcome = Outcome.LOST if is_withdrawn else Outcome.CLIENT_GONE
+        if is_withdrawn:
+            kind = FailureKind.WITHDRAWN
+            self._moments += (self._services.now() - self._line.received_at, kind.value, self._decode_name, 0, "")
+            self._failures = (*self._failures, kind)[:MAX_FAILURES]
+            self._services.failures.count(kind)
+        else:
+            self.failed(FailureKind.CLIENT_GONE, doing)
+        self.answered(None, outcome)
+        return outcome
 
     def failed(self, kind: FailureKind, reason: str, engine: str = "") -> None:
         self._failures = (*self._failures, kind)[:MAX_FAILURES]

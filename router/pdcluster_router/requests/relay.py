@@ -156,7 +156,7 @@ class Relay:
         if not has_begun:
             self._cycle.answer_error(error)
         else:
-            self._cycle.cut(self._last_event(error) if is_stream else b"")
+            self._cycle.cut(self._last_event(error) if is_stream else b"", error)
 
     def refuse(self, refusal: DecodeRefusal) -> None:
         """The client gets decode's own error."""

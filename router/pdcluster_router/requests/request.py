@@ -34,6 +34,8 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     terms: Terms
     has_transfer: bool
     """Whether a prefill engine shall do the prompt; False: decode does it by itself."""
+    is_part: bool = False
+    """Whether it is one of several that serve a client's request (``fan_out.py``): the whole is counted, not it."""
     received_at: float
     """Monotonic seconds. The request's times count from here, also while it waits to enter."""
     read_s: float | None = None

@@ -47,6 +47,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     is_local_prefill: bool | None = None
     num_decodes: int = 0
     num_prefills: int = 0
+    num_parts: int = 1
 
     def told(self) -> Told:
         """These facts themselves: they do not change any more, and serve as a ``Teller`` too."""
@@ -60,6 +61,7 @@ def add_told(line: AccessLine, told: Told, arrived_at: float) -> None:
     line.decode_engine, line.prefill_engine, line.revision = told.decode_engine, told.prefill_engine, told.revision
     line.is_local_prefill = told.is_local_prefill
     line.decode_attempts, line.prefill_attempts = told.num_decodes, told.num_prefills
+    line.parts = told.num_parts
     line.queue_s = _seconds(arrived_at, told.left_queue_at)
     if told.trace is not None:
         _add_trace(line, told.trace, arrived_at)

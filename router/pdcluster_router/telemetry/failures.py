@@ -59,6 +59,8 @@ class FailureKind(Enum):
     CLIENT_STALLED = "client_stalled"
     """The client has taken nothing of its answer for ``idle_timeout_s``."""
     CLIENT_GONE = "client_gone"
+    WITHDRAWN = "withdrawn"
+    """A part of a request that had ended: another part had failed, or the client had left."""
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     NO_ROOM = "no_room"

@@ -115,7 +115,9 @@ class Metrics:
         )
         self.num_local_prefills = 0
         """For ``Record`` to count: a ``Counter`` has a lock, which costs a hundredth of a request."""
-        local = "Requests that decode prefills by itself: n > 1, best_of > 1, lists of prompts, prompt logprobs"
+        local = (
+            "Requests that decode prefills by itself: best_of > 1, echo, prompt logprobs, several sequences as a whole"
+        )
         self._registry.register(_Total("local_prefill", local, lambda: self.num_local_prefills))
         self.decode_resent = self._counter(
             "decode_resent",

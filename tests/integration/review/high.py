@@ -65,8 +65,8 @@ async def send_rows(name: str) -> None:
 
 
 SEVERAL: list[dict[str, Any]] = [
-    {"n": 2}, {"n": 2.0}, {"n": "2"}, {"n": True}, {"best_of": 2.0}, {"use_beam_search": "true"}, {"echo": "true"},
-    {"echo": 1}, {"prompt_logprobs": 0}, {"prompt": ["a", "b"]},
+    {"n": 2.0}, {"n": "2"}, {"n": True}, {"n": 2, "best_of": 2}, {"best_of": 2.0}, {"use_beam_search": "true"},
+    {"echo": "true"}, {"echo": 1}, {"prompt_logprobs": 0}, {"prompt": ["a", [1]]}, {"prompt": [["a"], ["b"]]},
 ]  # fmt: skip
 
 
@@ -112,8 +112,8 @@ IMAGE: dict[str, Any] = {
 
 @finding(
     "H5",
-    sent="six images of 300 KB at once; then 20 requests with n=2 beyond a backlog of 10 tokens and a queue of 2",
-    must="prefill all six side by side; admit n=2 no other than the rest: most get 429",
+    sent="six images of 300 KB at once; then 20 requests with echo beyond a backlog of 10 tokens and a queue of 2",
+    must="prefill all six side by side; admit echo no other than the rest: most get 429",
 )
 async def go_around_admission() -> None:
     async with running_scene() as scene:
@@ -126,7 +126,7 @@ async def go_around_admission() -> None:
     flags = ("--max-prefill-backlog-tokens=10", "--max-queued-requests=2", f"--queue-timeout={PATIENCE_S}")
     async with running_scene(*flags) as scene:
         scene.decode.work_s = 3.0  # Longer than 20 requests take to come.
-        statuses = await at_once(scene, [{"prompt": "x" * 400, "n": 2}] * 20)
+        statuses = await at_once(scene, [{"prompt": "x" * 400, "echo": True}] * 20)
         assert statuses.count(429) >= 10, statuses
         assert statuses.count(200) + statuses.count(429) == 20
 

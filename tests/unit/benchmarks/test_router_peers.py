@@ -34,9 +34,9 @@ def test_the_first_half_of_the_engines_is_prefills(contender: Contender, tmp_pat
     assert [words[i + 1] for i, word in enumerate(words) if word == "--decode"] == ENGINES[2:]
 
 
-def test_only_where_a_client_wants_two_answers_ours_is_one_hop() -> None:
-    assert json.loads(Contender("a", Flow.ONE_HOP, module="a").body)["n"] == 2
-    assert "n" not in json.loads(OURS.body)
+def test_only_where_a_client_wants_its_prompt_back_ours_is_one_hop() -> None:
+    assert json.loads(Contender("a", Flow.ONE_HOP, module="a").body)["echo"] is True
+    assert "echo" not in json.loads(OURS.body)
 
 
 def test_a_row_has_requests_of_a_core_and_the_ratio_of_the_same_round() -> None:

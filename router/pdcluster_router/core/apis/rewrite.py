@@ -121,11 +121,25 @@ class ClientBody(msgspec.Struct, frozen=True):
         return len(self._raw)
 
     @property
+    def text(self) -> memoryview:
+        """The object, as the client wrote it."""
+        return memoryview(self._raw)[self._begin : self._end + 1]
+
+    @property
     def needs_local_prefill(self) -> bool:
-        """Whether decode must prefill by itself: several sequences, or facts that only its own prefill yields."""
+        """Whether it is no plain sequence: it asks for several, or for facts that only decode's own prefill yields.
+
+        Several sequences may be taken apart: ``core/apis/parts.py``. All else decode has to prefill by itself.
+        """
         said = _apart_in(self._said)
-        is_plain = said == _SAYS_NOTHING or all(map(_is_neutral, said, PREFILLED_APART.values()))
+        is_plain = said == _SAYS_NOTHING or all(map(is_neutral, said, PREFILLED_APART.values()))
         return not (is_plain and _is_one_prompt(self._said.prompt))
+
+    @property
+    def wants_decode_alone(self) -> bool:
+        """Whether it asks for more than several sequences: then it is not taken apart either."""
+        said = _but_n_in(self._said)
+        return said != _SAYS_NOTHING[1:] and not all(map(is_neutral, said, _BUT_N))
 
     @property
     def max_answer_tokens(self) -> int | None:
@@ -224,6 +238,14 @@ def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:
     return begin, said
 
 
+def is_neutral(value: msgspec.Raw, neutral: tuple[bytes, ...]) -> bool:
+    """Whether a key is absent, null, or one of the values that ask for nothing."""
+    if value is ABSENT:
+        return True
+    text = bytes(value)
+    return text == b"null" or text in neutral
+
+
 def _problem_of(error: msgspec.DecodeError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
@@ -236,13 +258,6 @@ def _require_no_params(vllm_xargs: Extra) -> None:
     for key in Extra.__struct_fields__:
         if getattr(vllm_xargs, key) is not ABSENT:
             raise BadBody(f"vllm_xargs has {key}: only this router writes it, leave it out")
-
-
-def _is_neutral(value: msgspec.Raw, neutral: tuple[bytes, ...]) -> bool:
-    if value is ABSENT:
-        return True
-    text = bytes(value)
-    return text == b"null" or text in neutral
 
 
 def _is_one_prompt(prompt: msgspec.Raw) -> bool:
@@ -299,6 +314,8 @@ def _written(params: DecodeParams | Reservation | bytes) -> bytes:
 
 _apart_in: Final = attrgetter(*PREFILLED_APART)
 _neutral_in: Final = attrgetter(*_NEUTRAL)
+_but_n_in: Final = attrgetter(*tuple(PREFILLED_APART)[1:])
+_BUT_N: Final = tuple(PREFILLED_APART.values())[1:]
 _SAYS_NOTHING: Final = (ABSENT,) * len(PREFILLED_APART)
 _NOTHING_TO_NEUTRALIZE: Final = (ABSENT,) * len(_NEUTRAL)
 _SAID: Final = msgspec.json.Decoder(Said)

@@ -180,6 +180,10 @@ WORDS: Final[dict[str, Words]] = {
         "the client left before its answer was whole",
         "If it did not mean to: its own timeout, or a proxy's, is shorter than the answer takes.",
     ),
+    "withdrawn": Words(
+        "it was one part of a request that had ended: another part failed, or the client left",
+        "Ask for the whole request: its id is this one without the last hyphen and number.",
+    ),
     "queue_full": Words("too many requests waited for prefill already", _OVERLOAD),
     "queue_timeout": Words("prefill had no room for it within queue_timeout_s", _OVERLOAD),
     "no_room": Words(

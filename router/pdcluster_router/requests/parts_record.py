@@ -1,0 +1,189 @@
+"""The record of a request that is served in parts, for metrics, access log and ``pdcluster why``: that of all parts,
+put together. Decides nothing.
+
+A part has a row and a trace line of its own too, under its own id. The request is counted once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.trace import RequestTrace
+from pdcluster_router.requests.part import PartCycle
+from pdcluster_router.requests.record import Record
+from pdcluster_router.requests.request import ClientRequest
+from pdcluster_router.services import Services
+from pdcluster_router.telemetry.access_log import MAX_FAILURES, Told
+from pdcluster_router.telemetry.failures import Failure, FailureKind
+from pdcluster_router.telemetry.kept import KeptRow, MomentPart, some_of
+from pdcluster_router.telemetry.metrics import Outcome, Span
+
+_WITHDRAWN: Final = FailureKind.WITHDRAWN
+_NUM_FIELDS: Final = 5
+"""Fields of a moment."""
+
+
+class PartsRecord:
+    """One request's record. Owned by its ``FanOut``; ``write`` ends it."""
+
+    def __init__(
+        self, services: Services, request: ClientRequest, parts: Sequence[PartCycle], num_choices: int
+    ) -> None:
+        self._services = services
+        self._request_id = request.request_id
+        self._received_at = request.received_at
+        self._parts = parts
+        self._num_choices = num_choices
+        self._begun = KeptRow(
+            request_id=request.request_id,
+            trace_id=request.trace_id,
+            client=request.client,
+            client_address=request.client_address,
+            model_text=request.body.model_text,
+            path=request.path,
+            is_stream=request.body.is_stream,
+            read_s=request.read_s,
+            turn_s=request.turn_s,
+        )
+        self._outcome: Outcome | None = None
+        self._failed_part: PartCycle | None = None
+        self._failures: tuple[FailureKind, ...] = ()
+        """Of the request as a whole; parts have their own."""
+        self._ended_at: float | None = None
+        self._status: int | None = None
+        self._error = ""
+        self._told: Told | None = None
+        """All that it tells, once it is written."""
+
+    def first_byte(self) -> None:
+        """The first bytes of any part's answer have come."""
+        self._services.metrics.took(Span.FIRST_BYTE, self._services.now() - self._received_at)
+
+    def answered(self, status: int) -> None:
+        """The client has the whole answer."""
+        self._end(Outcome.OK, status)
+
+    def part_failed(self, part: PartCycle, status: int | None, code: str) -> None:
+        """The request fails with this part, which knows its outcome soon. ``status``: that of the client's answer."""
+        self._failed_part = part
+        self._end(None, status, code)
+
+    def unmergeable(self, part: PartCycle, status: int | None, code: str, reason: str) -> None:
+        """The part has an answer, from which no whole one can be made."""
+        self._failures = (FailureKind.DECODE_LOST,)
+        engine = part.teller.told().decode_engine if part.teller is not None else ""
+        self._services.failures.tell(
+            Failure(FailureKind.DECODE_LOST, part.request_id.decode(), engine=engine, reason=reason)
+        )
+        self._end(Outcome.LOST, status, code)
+
+    def client_gone(self, doing: str) -> None:
+        self._failures = (FailureKind.CLIENT_GONE,)
+        self._services.failures.tell(Failure(FailureKind.CLIENT_GONE, self._request_id, reason=doing))
+        self._end(Outcome.CLIENT_GONE, None)
+
+    def write(self) -> None:
+        """Call it once, when each part has said how it ended."""
+        self._told, services = self.told(), self._services
+        told = self._told
+        if told.outcome is not None:
+            services.metrics.ended(told.outcome)
+        services.metrics.took(Span.TOTAL, (self._ended_at or services.now()) - self._received_at)
+        if services.kept.is_on:
+            row = replace(self.row(), ended_at_unix_s=services.unix_now())
+            services.kept.keep(row, has_failed=bool(told.failures))
+
+    def _end(self, outcome: Outcome | None, status: int | None, code: str = "") -> None:
+        self._ended_at = self._services.now()
+        self._outcome, self._status, self._error = outcome, status, code
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return (self._request_id, "")
+
+    def told(self) -> Told:
+        """The facts for the access log, once the client's answer is over."""
+        if self._told is not None:
+            return self._told
+        told = [part.teller.told() for part in self._parts if part.teller is not None]
+        failures = [kind for one in told for kind in one.failures if kind is not _WITHDRAWN]
+        return Told(
+            outcome=self._outcome_now(),
+            failures=(*failures, *self._failures)[:MAX_FAILURES],
+            left_queue_at=max((one.left_queue_at for one in told), default=self._received_at),
+            trace=self._trace(told),
+            decode_engine=_joined(one.decode_engine for one in told),
+            prefill_engine=_joined(one.prefill_engine for one in told),
+            revision=_joined(dict.fromkeys(one.revision for one in told)),
+            is_local_prefill=any(one.is_local_prefill for one in told),
+            num_decodes=sum(one.num_decodes for one in told),
+            num_prefills=sum(one.num_prefills for one in told),
+            num_parts=len(self._parts),
+        )
+
+    def row(self) -> KeptRow:
+        """The row for ``pdcluster why``, also while the request runs."""
+        rows = [part.teller.row() for part in self._parts if isinstance(part.teller, Record)]
+        told, outcome = self.told(), self._outcome_now()
+        trace = told.trace
+        return replace(
+            self._begun,
+            total_s=(self._ended_at or self._services.now()) - self._received_at,
+            queue_s=told.left_queue_at - self._received_at,
+            status=self._status,
+            outcome=outcome.value if outcome is not None else "",
+            error=self._error,
+            revision=told.revision,
+            is_local_prefill=told.is_local_prefill,
+            prompt_tokens=trace.prompt_tokens if trace is not None else None,
+            cached_tokens=trace.cached_tokens if trace is not None else None,
+            moments=some_of(self._moments(rows)),
+        )
+
+    def _outcome_now(self) -> Outcome | None:
+        part = self._failed_part
+        if part is None or part.teller is None:
+            return self._outcome
+        return part.teller.told().outcome
+
+    def _trace(self, told: Sequence[Told]) -> RequestTrace:
+        """The parts' steps as those of one request: a prompt's tokens count once, and of times the last counts."""
+        lines = [one.trace for one in told if one.trace is not None]
+        prompts = [line for line in lines[:: self._num_choices] if line.prompt_tokens is not None]
+        slow = max(lines, key=_prefill_s, default=None)
+        return RequestTrace(
+            transfer_id=TransferId(""),
+            received_at=self._received_at,
+            reserved_at=max((line.reserved_at for line in lines if line.reserved_at is not None), default=None),
+            prefill_sent_at=slow.prefill_sent_at if slow is not None else None,
+            prefill_replied_at=slow.prefill_replied_at if slow is not None else None,
+            prompt_tokens=sum(line.prompt_tokens or 0 for line in prompts) if prompts else None,
+            cached_tokens=sum(line.cached_tokens or 0 for line in prompts) if prompts else None,
+        )
+
+    def _moments(self, rows: Iterable[KeptRow]) -> list[MomentPart]:
+        """Those of all parts, in the order in which they came; and what failed in no part."""
+        happened = [moment for row in rows for moment in _split(row.moments) if moment[1] != _WITHDRAWN.value]
+        ended_s = (self._ended_at or self._received_at) - self._received_at
+        queued = [part.teller for part in self._parts if isinstance(part.teller, Told)]
+        kinds = [*self._failures, *(kind for one in queued for kind in one.failures if kind is not _WITHDRAWN)]
+        happened += [(ended_s, kind.value, "", 0, "") for kind in kinds]
+        return [field for moment in sorted(happened, key=lambda moment: moment[0]) for field in moment]
+
+
+def _prefill_s(line: RequestTrace) -> float:
+    if line.prefill_sent_at is None or line.prefill_replied_at is None:
+        return -1.0
+    return line.prefill_replied_at - line.prefill_sent_at
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ",".join(filter(None, names))
+
+
+def _split(moments: Sequence[MomentPart]) -> Iterable[tuple[MomentPart, ...]]:
+    return (tuple(moments[at : at + _NUM_FIELDS]) for at in range(0, len(moments), _NUM_FIELDS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from fakes.certificates import Authority
 from fakes.faults import Gate
 from fakes.http import RawClient
-from fakes.router import Rig, raw, running_rig, until
+from fakes.router import Rig, raw, running_rig, send, until
 from integration.tls_clients import ended
 from patience import PATIENCE_S
 from pdcluster_router.core.clients.room import RoomLimit
+from pdcluster_router.http import reading, records
 
 pytestmark = pytest.mark.anyio
 
@@ -86,3 +88,30 @@ async def test_a_client_with_tls_whose_bytes_find_no_room_is_cut_off(tls: Rig) -
     await ended(client.reader)
     await tls.settled()
     assert await tls.failures() == {"client_gone": 1, "no_room": 1}
+
+
+class Uneven:
+    """Seconds that a slice may take. On a busy machine one piece uses them up, and then they suffice for all."""
+
+    def __init__(self) -> None:
+        self._seconds = cycle((0.0, 60.0))
+
+    def __radd__(self, now: float) -> float:
+        return now + next(self._seconds)
+
+    def __lt__(self, _: float) -> bool:
+        return False  # No piece took longer.
+
+
+async def test_no_byte_takes_room_twice_while_a_read_is_looked_at_in_slices(
+    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (reading, records):
+        monkeypatch.setattr(module, "SLICE_S", Uneven())
+    async with running_rig(max_buffered_bytes=1 << 20, **files) as rig:
+        rig.decode.close_gate(Gate.RESERVE)
+        for _ in range(14):  # Their heads leave 38,000 bytes of the clients' part.
+            await send(rig, x="y" * 62_000)
+            await rig.decode.next_request()
+        assert await rig.failures() == {}
+        rig.decode.open_gate(Gate.RESERVE)

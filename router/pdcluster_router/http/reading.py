@@ -202,15 +202,15 @@ class ReadingProtocol(PausingProtocol):
         num_left, ends_at = SLICE_BYTES, self.now() + SLICE_S
         while self._rest is not None and num_left > 0 and not (self.flow.read_paused or self.is_deaf):
             num = min(num_left, max(PIECE_BYTES, self.num_body_bytes_left()))
-            piece, self._rest = bytes(self._rest[:num]), self._rest[num:] or None
             num_left -= num
-            self._read(piece)
+            self._read(self._next_piece(self._rest, num))
             if self.now() >= ends_at:
                 break
-        if (self._rest is not None or self.unread.num_bytes) and not self.is_deaf:
+        if self._rest is not None and not self.is_deaf:
             self._hold_rest()
         if self.is_deaf:
             self._rest = None
+            self.unread.release()
             if not self.transport.is_closing():
                 self.transport.resume_reading()  # To hear of its end.
         elif self._rest is not None:
@@ -218,6 +218,11 @@ class ReadingProtocol(PausingProtocol):
             self._go_on()
         elif num_left < SLICE_BYTES and not self.transport.is_closing():
             self._go_on()
+
+    def _next_piece(self, rest: memoryview, num_bytes: int) -> bytes:
+        self._rest = rest[num_bytes:] or None
+        self.unread.looked_at(num_bytes)
+        return bytes(rest[:num_bytes])
 
     def _hold_rest(self) -> None:
         """The bytes that wait take room. A client that finds none is refused."""

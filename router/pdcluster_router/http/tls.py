@@ -102,6 +102,11 @@ class TlsConnection(TlsTransport):
         if asks_again(records):
             self._hello = HelloWatch()
 
+    def _next_piece(self, num_bytes: int) -> memoryview:
+        piece = super()._next_piece(num_bytes)
+        self._unread.looked_at(len(piece))
+        return piece
+
     def _hold_rest(self) -> None:
         """A client that finds no room is cut off: without these bytes nothing that follows can be decrypted."""
         if self._rest is None:

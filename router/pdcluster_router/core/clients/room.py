@@ -142,6 +142,12 @@ class Unread:
         self.num_bytes = num_bytes
         return True
 
+    def looked_at(self, num_bytes: int) -> None:
+        """The first ``num_bytes`` of them wait no more. What they say may take room of its own from now on."""
+        num_bytes = min(num_bytes, self.num_bytes)
+        self.num_bytes -= num_bytes
+        self._room.give_back(num_bytes)
+
     def release(self) -> None:
         """None wait any more."""
         self._room.give_back(self.num_bytes)

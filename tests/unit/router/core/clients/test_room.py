@@ -64,6 +64,16 @@ def test_unread_bytes_take_the_room_of_those_before_them_and_none_if_there_is_no
     assert room.used_bytes == 0
 
 
+def test_unread_bytes_that_are_looked_at_give_their_room_back_at_once() -> None:
+    room = Room(800)
+    unread = Unread(room, RoomLimit.CLIENTS)
+    assert unread.hold(600)
+    unread.looked_at(250)
+    assert (room.used_bytes, unread.num_bytes) == (350, 350)
+    unread.looked_at(700)
+    assert (room.used_bytes, unread.num_bytes) == (0, 0)
+
+
 def test_a_small_rest_of_a_large_read_does_not_keep_the_read() -> None:
     read = bytes(1000)
     assert without_used(memoryview(read)[500:]).obj is read

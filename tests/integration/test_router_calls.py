@@ -1,7 +1,7 @@
 """How many functions of the router a request passes: no more than these. Each of them costs every request.
 
-Counted, not timed, so the machine's load does not matter. Decode's call opens a connection here, which real engines keep.
-``benchmarks/router.py`` measures the time.
+Counted, not timed, so the machine's load does not matter. Decode's call opens a connection here, which real engines
+keep. ``benchmarks/router.py`` measures the time.
 """
 
 from __future__ import annotations

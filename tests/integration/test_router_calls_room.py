@@ -21,7 +21,9 @@ from pdcluster_router.telemetry.failures import FailureKind
 pytestmark = pytest.mark.anyio
 
 MB = 1 << 20
-NUM = 300
+QUARTER: dict[str, Any] = {"max_buffered_bytes": 2 * MB, "max_reservation_bytes": MB // 8}
+"""A room of which calls have a quarter."""
+NUM = 500
 """Each takes 4 KiB at least."""
 SAID: dict[str, bytes] = {"half bodies": HALF_A_CALL, "half heads": b"POST /v1"}
 
@@ -29,7 +31,7 @@ SAID: dict[str, bytes] = {"half bodies": HALF_A_CALL, "half heads": b"POST /v1"}
 @asynccontextmanager
 async def filled(said: bytes) -> AsyncIterator[Rig]:
     """A router whose room for calls is full of what strangers have begun to say, all from one address."""
-    async with running_rig(max_buffered_bytes=MB) as rig, crowd(rig, NUM, said):
+    async with running_rig(**QUARTER) as rig, crowd(rig, NUM, said):
         await until(lambda: FailureKind.NO_ROOM in rig.router.services.failures.recent())
         yield rig
 
@@ -45,12 +47,23 @@ async def test_half_calls_of_one_address_keep_no_engines_call_out(said: bytes) -
 
 async def test_half_calls_leave_clients_their_room() -> None:
     async with filled(HALF_A_CALL) as rig:
-        body = {"model": "m", "prompt": "x" * (3 * MB // 8)}
+        body = {"model": "m", "prompt": "x" * (3 * MB // 4)}
         assert (await post(rig, body)).status == 200
 
 
+@pytest.mark.parametrize("has_tls", [False, True])
+async def test_the_largest_call_has_room_in_a_small_room_too(
+    authority: Authority, tmp_path: Path, *, has_tls: bool
+) -> None:
+    files: dict[str, Any] = files_of(authority, tmp_path / "internal") if has_tls else {}
+    async with running_rig(max_buffered_bytes=4 * MB, max_reservation_bytes=3 * MB // 2, **files) as rig:
+        await rig.reserve(b"x" * (3 * MB // 2))
+        assert await rig.failures() == {"reservation_refused": 1}
+    await until(lambda: rig.router.room.used_bytes == 0)
+
+
 async def test_a_call_that_waits_is_not_closed_for_anothers_bytes() -> None:
-    async with running_rig(max_buffered_bytes=MB) as rig:
+    async with running_rig(**QUARTER) as rig:
         rig.prefill.close_gate(Gate.PREFILL)
         client = await send(rig)
         await rig.prefill.next_request()

@@ -49,7 +49,7 @@ class Port(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.room = Room(ROOM_BYTES)
-        self.callers = Callers(1000, self.room, lambda _: None)
+        self.callers = Callers(1000, self.room, 1024, lambda _: None)
         self.crowd: list[Connection] = []
         self.client_bytes = 0
 

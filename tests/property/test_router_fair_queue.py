@@ -23,6 +23,7 @@ FLOWS = [
     KeyFlow("c", weight=2),
     KeyFlow("d", priority=-1),
     KeyFlow("e", priority=7),
+    KeyFlow("f", weight=100),
 ]
 
 
@@ -143,12 +144,15 @@ class ManyFlows(RuleBasedStateMachine):
 
     def queue(self, guest: int, flow: KeyFlow) -> None:
         if self.gate.queue(guest, self.shares[guest], now=self.now, deadline=1e9, flow=flow) is None:
-            counts = {each: self.num_of(each) / each.weight for each in FLOWS}
+            counts = {each: self.num_of(each) / each.weight for each in FLOWS if self.num_of(each) > 1}
+            most, num_own = max(counts.values(), default=0.0), self.num_of(flow)
             out = self.gate.displace_for(flow)
             if out is None:
-                assert max(counts.values()) <= (self.num_of(flow) + 1) / flow.weight, "its part of the places"
+                assert num_own or not counts, "each has one before another has two"
+                assert most <= (num_own + 1) / flow.weight, "its part of the places"
                 return
-            assert counts[self.flow_of[out]] == max(counts.values())
+            assert counts[self.flow_of[out]] == most
+            assert not num_own or most > (num_own + 1) / flow.weight
             assert out == [one for one in self.order if self.flow_of[one] is self.flow_of[out]][-1], "the newest"
             self.left(out)
             assert self.gate.queue(guest, self.shares[guest], now=self.now, deadline=1e9, flow=flow) is not None

@@ -39,11 +39,13 @@ class Caller(Abortable, Protocol):
 class Callers:
     """The open connections of one router's internal port. Event loop only."""
 
-    def __init__(self, max_connections: int, room: Room, on_closed: Callable[[str], None]) -> None:
+    def __init__(
+        self, max_connections: int, room: Room, largest_call_bytes: int, on_closed: Callable[[str], None]
+    ) -> None:
         """``room``: where the bytes of calls count. ``on_closed``: told each time why some connections were closed."""
         self._max_connections = max_connections
         self._on_closed = on_closed
-        self._calls = CallsRoom(room, self._make_room)
+        self._calls = CallsRoom(room, largest_call_bytes, self._make_room)
         self._open: dict[Caller, CallerRoom] = {}
         """The oldest connection first."""
 

@@ -62,6 +62,8 @@ from pdcluster_router.telemetry.metrics import Outcome
 
 logger = logging.getLogger(__name__)
 
+_READ_BYTES: Final = 256 << 10
+"""One read of the loop. The bytes of a call's last one count twice while they are decrypted."""
 METASERVER: Final = METASERVER_PATH.encode()
 INTERNAL_PATHS: Final = frozenset((METASERVER,))
 
@@ -111,6 +113,7 @@ class Router:
         self.callers = Callers(
             settings.max_internal_connections or places_for(self.clients.max_connections),
             self.room,
+            settings.max_reservation_bytes + settings.max_header_bytes + _READ_BYTES,
             lambda reason: self.services.failures.tell(Failure(FailureKind.CROWDED_OUT, reason=reason)),
         )
         self.leavers = Leavers(asyncio.get_running_loop())

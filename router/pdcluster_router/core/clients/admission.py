@@ -113,7 +113,7 @@ class Admission(Generic[Waiter]):
 
     def displace_for(self, flow: KeyFlow) -> Waiter | None:
         """A request that has left the full queue, so that one of ``flow`` may ``queue``. None: there is none, because
-        ``flow`` has as many places as any other, by weight.
+        ``flow`` has its part of the places.
         """
         waiter = self._turns.displaced_by(flow)
         if waiter is not None:

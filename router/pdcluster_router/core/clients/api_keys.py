@@ -34,7 +34,9 @@ _BOUNDS: Final = {
 }
 """The words that may stand behind a name, and the least and most of each."""
 _SETTING: Final = re.compile(rf"({'|'.join(_BOUNDS)})=(-?[0-9]{{1,10}})")
-_LIKE_A_SETTING: Final = re.compile(rf"(?:{'|'.join(by.value for by in LimitedBy)})(?:=.*)?|[^=]+=-?[0-9]+")
+_LIKE_A_SETTING: Final = re.compile(
+    rf"(?:{'|'.join(by.value for by in LimitedBy)})|(?:{'|'.join(_BOUNDS)})=.*|[^=]+=-?[0-9]+"
+)
 """A misspelt limit matches too. Taken for a name, it would leave its key without a limit, and no error would say so."""
 _SETTINGS: Final = (
     f"{', '.join(f'{by.value}=N' for by in LimitedBy)} (N from 1 to {MAX_LIMIT}), weight=N (1 to {MAX_WEIGHT}), "

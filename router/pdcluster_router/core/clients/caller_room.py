@@ -14,6 +14,8 @@ from pdcluster_router.core.clients.room import Room, RoomLimit
 
 CALLS_PART: Final = 4
 """Calls hold one part of the room in so many, at most. A call has a tenth of the bytes of its prompt, or less."""
+SMALL_ROOM_PART: Final = 2
+"""The same in a room so small that its largest call would not fit into that part."""
 
 
 class CallsRoom:
@@ -21,11 +23,12 @@ class CallsRoom:
 
     __slots__ = ("held_bytes", "make_room", "max_bytes", "room", "used_bytes")
 
-    def __init__(self, room: Room, make_room: Callable[[str, int, int], None]) -> None:
-        """``make_room``: called with an address, the bytes it asks for, and how many of them have no room."""
+    def __init__(self, room: Room, largest_bytes: int, make_room: Callable[[str, int, int], None]) -> None:
+        """``largest_bytes``: those of the largest call. ``make_room``: called with an address, the bytes it asks for,
+        and how many of them have no room."""
         self.room = room
         self.make_room = make_room
-        self.max_bytes = room.max_bytes // CALLS_PART
+        self.max_bytes = max(room.max_bytes // CALLS_PART, min(room.max_bytes // SMALL_ROOM_PART, largest_bytes))
         self.used_bytes = 0
         self.held_bytes: dict[str, int] = {}
         """Bytes by address, of each that holds any."""

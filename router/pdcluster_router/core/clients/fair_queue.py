@@ -154,14 +154,17 @@ class FairQueue(Generic[Waiter]):
 
     def displaced_by(self, flow: KeyFlow) -> Waiter | None:
         """The one that gives its place to a new request of ``flow`` where there is none left: the newest of the flow
-        with the most places by weight. None: that would be ``flow`` itself. Costs a look at each flow that waits.
+        with the most places by weight. No flow gives its only place, and one that has none gets one: by weight alone
+        one with 1 would have none beside one with 100. None: there is no such place. Costs a look at each flow that
+        waits.
         """
         own_class = self._classes.get(flow.priority)
         own = own_class.lines.get(flow) if own_class is not None else None
-        num_own = len(own.costs) if own is not None else 0
-        lines = [line for each in self._classes.values() for line in each.lines.values()]
+        lines = [line for each in self._classes.values() for line in each.lines.values() if len(line.costs) > 1]
         most = max(lines, key=lambda line: len(line.costs) / line.flow.weight, default=None)
-        if most is None or len(most.costs) / most.flow.weight <= (num_own + 1) / flow.weight:
+        if most is None:
+            return None
+        if own is not None and len(most.costs) / most.flow.weight <= (len(own.costs) + 1) / flow.weight:
             return None
         return next(reversed(most.costs))
 

@@ -3,7 +3,7 @@
     0 ............... 3/4 ...... 7/8 ...... max_bytes
     large bodies ------>|          |            |
     small ones, heads ------------>|            |
-    what engines bring, a quarter at most ----->|
+    what engines bring, a quarter at most ----->|     (up to half where the largest call needs it)
 
 A client that finds no room is told to come back. If clients waited for room, each with half a body here, all of them
 could run out of time. Large bodies leave room for small ones, and all clients leave room for what engines bring. Where

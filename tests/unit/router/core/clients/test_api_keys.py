@@ -74,8 +74,9 @@ def test_what_is_no_limit_is_refused_with_the_cure_and_not_quoted(words: str) ->
 
 @pytest.mark.parametrize(
     "words",
-    ["max_concurrent=8", "max_concurrent", "max_concurency=8", "Max_concurrent=8", "rpm=8", "weight=3", "priority=-1"],
-)
+    ["max_concurrent=8", "max_concurrent", "max_concurency=8", "Max_concurrent=8", "rpm=8", "weight=3", "priority=-1",
+     "weight=0.5", "weight=", "priority=high"],
+)  # fmt: skip
 def test_a_limit_in_the_place_of_a_name_is_not_taken_for_one(words: str) -> None:
     """However it is spelled: the key would have no limit, and nobody would know."""
     with pytest.raises(ConfigError, match="line 1 has a limit in the place of its name: write a name, or -"):

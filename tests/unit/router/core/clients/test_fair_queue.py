@@ -9,6 +9,7 @@ from pdcluster_router.core.clients.fair_queue import FairQueue, KeyFlow
 
 A, B = KeyFlow("a"), KeyFlow("b")
 HEAVY = KeyFlow("b", weight=3)
+GREAT = KeyFlow("great", weight=100)
 EARLY, LATE = KeyFlow("early", priority=-1), KeyFlow("late", priority=1)
 
 
@@ -125,6 +126,12 @@ def test_a_priority_waits_for_its_turn_from_when_its_first_request_came() -> Non
         ([(A, 2, 10), (HEAVY, 4, 10)], HEAVY, "a2"),
         ([(EARLY, 3, 10), (LATE, 1, 10)], LATE, "early3"),
         ([(LATE, 1, 10)], EARLY, None),
+        ([(GREAT, 3, 10)], A, "great3"),
+        ([(GREAT, 3, 10), (A, 1, 10)], A, None),
+        ([(GREAT, 3, 10), (A, 1, 10)], GREAT, None),
+        ([(GREAT, 3, 10), (A, 1, 10)], B, "great3"),
+        ([(GREAT, 1, 10), (A, 1, 10)], B, None),
+        ([(A, 1, 10)], GREAT, None),
         ([], A, None),
     ],
 )

@@ -334,10 +334,7 @@ def test_the_reason_is_found_in_prefills_answer(reason: str) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        b"",
-        b"not json",
-        b"[]",
-        b"{}",
+        *(b"", b"not json", b"[]", b"{}"),
         b'{"kv_transfer_params": null}',
         b'{"kv_transfer_params": {}}',
         b'{"kv_transfer_params": {"remote_block_ids": [1]}}',

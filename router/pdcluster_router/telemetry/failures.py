@@ -133,7 +133,7 @@ class Failures:
         return dict(self._recent.counts(now=self._now()))
 
     def last_of(self, engine: str) -> tuple[float, str] | None:
-        """The seconds since something failed at this engine, and what it was; None: nothing is known of."""
+        """The seconds since something failed at this engine, and what it was; None: no failure is known."""
         if engine not in self._last:
             return None
         at, failure = self._last[engine]

@@ -23,7 +23,7 @@ from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
 
 
 class StepKind(Enum):
-    """The values of the middle ones are those of ``Milestone``: what has happened when the step begins."""
+    """A step that a milestone begins has the milestone's value."""
 
     READ = "read"
     TURN = "turn"

@@ -15,6 +15,7 @@ from fakes.router import Rig, raw, running_rig, until
 from integration.tls_clients import ended
 from patience import PATIENCE_S
 from pdcluster_router.core.clients.room import RoomLimit
+from pdcluster_router.http.reading import SLICE_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -86,3 +87,14 @@ async def test_a_client_with_tls_whose_bytes_find_no_room_is_cut_off(tls: Rig) -
     await ended(client.reader)
     await tls.settled()
     assert await tls.failures() == {"client_gone": 1, "no_room": 1}
+
+
+async def test_bytes_are_not_counted_twice_while_they_are_read() -> None:
+    """A head of two slices: while the second one is read, it is a part of the head, and waits no more."""
+    async with running_rig(max_header_bytes=4 * SLICE_BYTES) as rig:
+        leave_free(rig, 5 * SLICE_BYTES // 2)
+        client = await rig.client()
+        message = raw(x="y" * (2 * SLICE_BYTES - 1000))
+        await until(lambda: rig.connection_of(client).transport is not None)
+        rig.feed(client, message)
+        assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200

@@ -199,6 +199,7 @@ class ReadingProtocol(PausingProtocol):
         self._linger_timer = self._linger_timer or self.loop.call_later(seconds, self.transport.abort)
 
     def _read_slice(self) -> None:
+        self.unread.release()  # Counted as what they are from here on; what is left of them, as waiting again.
         num_left, ends_at = SLICE_BYTES, self.now() + SLICE_S
         while self._rest is not None and num_left > 0 and not (self.flow.read_paused or self.is_deaf):
             num = min(num_left, max(PIECE_BYTES, self.num_body_bytes_left()))

@@ -16,7 +16,7 @@ import msgspec
 
 from pdcluster_kube.access import ApiAccess
 from pdcluster_kube.session import open_session
-from pdcluster_protocol.errors import Unavailable
+from pdcluster_protocol.errors import NO_JSON, Unavailable
 
 MAX_BODY_BYTES: Final = 64 << 20
 """The most bytes of one answer or one line. They hold some hundred thousand endpoints; no cluster has so many."""
@@ -156,7 +156,7 @@ async def _refusal(response: aiohttp.ClientResponse, deadline: float) -> ApiStat
     value = response.headers.get("Retry-After", "")
     try:
         said = msgspec.json.decode(body, type=_ApiRefusal)
-    except msgspec.DecodeError:
+    except NO_JSON:
         said = _ApiRefusal(body.decode("utf-8", "replace"))
     retry_after_s = float(value) if value.isdecimal() else 0.0
     return ApiStatusError(response.status, retry_after_s, " ".join(said.message.split())[:_MAX_QUOTED], said.reason)

@@ -9,6 +9,13 @@ PDClusterError
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
+NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""msgspec's errors for bytes of a peer that are no JSON of the type, no UTF-8 in its text, or nested too deeply."""
+
 
 class PDClusterError(Exception):
     """Root of all errors that pdcluster raises on purpose."""

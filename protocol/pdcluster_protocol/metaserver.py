@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_protocol.bounds import CountOrNone
-from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.errors import NO_JSON, ProtocolError
 from pdcluster_protocol.ids import Attempt
 
 METASERVER_PATH: Final = "/v1/metaserver"
@@ -64,7 +64,7 @@ def decode_outcome(body: bytes) -> PrefillOutcome:
     """
     try:
         outcome = msgspec.json.decode(body, type=PrefillOutcome)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except NO_JSON as error:
         raise ProtocolError(f"metaserver's reply is not an outcome: {error}") from error
     if outcome.status not in ("ok", "failed"):
         raise ProtocolError(f"metaserver's reply has status {outcome.status!r}, not 'ok' or 'failed'")

@@ -30,7 +30,7 @@ from pdcluster_protocol.bounds import (
     Side,
     odd_number,
 )
-from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.errors import NO_JSON, ProtocolError
 from pdcluster_protocol.ids import NO_ATTEMPT, Attempt, BootId, EngineId, TransferId
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret
 
@@ -312,7 +312,7 @@ def reservation_in(call: bytes | bytearray) -> Reservation | None:
         return None
     try:
         reservation = _RESERVATION.decode(call)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NO_JSON:
         return None
     return _checked(reservation) if reservation.version == PARAMS_VERSION else None
 
@@ -326,7 +326,7 @@ def refusal_in(reply: bytes) -> str:
     """Why prefill did not push, from the JSON body of its answer; empty: the answer has no reason."""
     try:
         params = _REPLY.decode(reply).kv_transfer_params
-    except (msgspec.ValidationError, msgspec.DecodeError):
+    except NO_JSON:
         return ""
     return params.pdcluster_reason if params else ""
 
@@ -335,7 +335,7 @@ def receipt_in(reply: bytes) -> Receipt | None:
     """Decode's receipt, from the JSON body of its answer; None: the answer has none."""
     try:
         return msgspec.json.decode(reply, type=_DecodeReply).kv_transfer_params
-    except (msgspec.ValidationError, msgspec.DecodeError):
+    except NO_JSON:
         return None
 
 

@@ -66,13 +66,13 @@ class EngineRow(msgspec.Struct, frozen=True):
     running: int
     outstanding_tokens: int
     slow_start_s: float = 0.0
-    """Until it gets as much as others, 0 when it does."""
+    """Until its slow start is over; 0: it is over."""
     ejections: int = 0
     """How often it was ejected since the router knows it."""
     last_failure: str = ""
-    """Kind and reason of what failed there last; empty: nothing is known of."""
+    """Kind and reason of the last failure there; empty: none is known."""
     last_failure_s: float | None = None
-    """Since then."""
+    """Since that failure."""
 
 
 class PoolPage(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ from pdcluster_protocol.bounds import (
     Side,
     odd_number,
 )
-from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.errors import NO_JSON, ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import BootId, EngineId, TransferId
 from pdcluster_protocol.secret import SEAL_BYTES, SECRET_VARIABLE, Secret
@@ -358,7 +358,7 @@ def parse_to_prefill(frame: bytes, seal: Seal) -> ToPrefill:
 def _parse(payload: memoryview, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
     try:
         return decoder.decode(payload)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NO_JSON as error:
         raise ProtocolError(f"side-channel frame is not a known message: {_odd_number(payload) or error}") from error
 
 
@@ -366,7 +366,7 @@ def _odd_number(payload: memoryview) -> str:
     """The number that is out of its bounds, and its engine; empty when the fault is another one."""
     try:
         said = msgspec.msgpack.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
+    except (*NO_JSON, TypeError):
         return ""  # TypeError: a key that Python cannot hash.
     kind = _KINDS.get(str(said.get("type"))) if isinstance(said, dict) else None
     reason = odd_number(said, kind) if kind else ""

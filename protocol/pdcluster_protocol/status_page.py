@@ -50,7 +50,7 @@ class RecentRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     total_s: float | None = None
     """From its arrival to the end of its answer."""
     steps: tuple[StepRow, ...] = ()
-    """Without its end. They add up to its whole time, also before its arrival."""
+    """From its first byte to its end: they add up to the time between."""
 
 
 class StatusPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.errors import NO_JSON, ProtocolError
 from pdcluster_protocol.labels import Role
 
 VERIFY_PATH: Final = "/pdcluster/verify"
@@ -74,6 +74,6 @@ def parse_order(body: bytes) -> VerifyOrder:
     """
     try:
         return msgspec.json.decode(body, type=VerifyOrder)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NO_JSON as error:
         what, _, where = str(error).partition(" - at `$.")
         raise ProtocolError(f"{where.rstrip('`') or 'the body'}: {what}") from error

@@ -9,12 +9,10 @@ came, so fields that a later release adds reach prefill. It reads the fields bel
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from pdcluster_protocol.bounds import Count, CountOrNone, Index, Port, Side, odd_number
-from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.errors import NO_JSON, ProtocolError
 
 
 class LayerwiseParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +56,6 @@ class _NamedRequest(msgspec.Struct, frozen=True):
     request_id: str
 
 
-_NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""msgspec's errors for bytes that are no JSON, for text that is no UTF-8, and for nesting that is too deep."""
-
-
 def request_id_in(body: bytes | bytearray) -> str:
     """The id in a posted body. The rest is not read: it may be large, and its sender is not known yet.
 
@@ -70,7 +64,7 @@ def request_id_in(body: bytes | bytearray) -> str:
     """
     try:
         return msgspec.json.decode(body, type=_NamedRequest).request_id
-    except _NO_JSON as error:
+    except NO_JSON as error:
         raise ProtocolError(f"the call names no request_id: {error}") from error
 
 
@@ -86,7 +80,7 @@ def parse_layerwise_reservation(body: bytes | bytearray) -> LayerwiseReservation
     except msgspec.ValidationError as error:
         reason = _odd_number_in(body) or error
         raise ProtocolError(f"this is no reservation of vllm-ascend 0.23: {reason}") from error
-    except _NO_JSON as error:
+    except NO_JSON as error:
         raise ProtocolError(f"this is no JSON: {error}") from error
     _check(parsed)
     return parsed
@@ -95,7 +89,7 @@ def parse_layerwise_reservation(body: bytes | bytearray) -> LayerwiseReservation
 def _odd_number_in(body: bytes | bytearray) -> str:
     try:
         return odd_number(msgspec.json.decode(body), LayerwiseReservation)
-    except _NO_JSON:
+    except NO_JSON:
         return ""
 
 

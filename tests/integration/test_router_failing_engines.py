@@ -13,6 +13,7 @@ from fakes.faults import Fault
 from fakes.http import RawClient
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig
 from patience import PATIENCE_S
+from pdcluster_router.core.engines.breaker import FIRST_ERA, NUM_IN_A_ROW
 
 pytestmark = pytest.mark.anyio
 
@@ -116,3 +117,14 @@ async def test_an_engine_that_hangs_up_on_what_another_one_serves_is_left_alone(
 def _post(body: bytes) -> bytes:
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
+
+
+async def test_a_request_that_ends_well_ends_the_row_of_failures_of_both_its_engines() -> None:
+    async with running_rig() as rig:
+        engines = rig.router.services.all_engines()
+        for _ in range(2):
+            for engine in engines:
+                for _ in range(NUM_IN_A_ROW - 1):
+                    engine.failed(engine.breaker.era)
+            assert await ask(rig, 1, 1) == {200: 1}
+        assert [engine.breaker.era for engine in engines] == [FIRST_ERA] * 2

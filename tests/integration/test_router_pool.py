@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fakes.answers import END, STREAM_HEAD, chunk, get_answer, json_answer
+from fakes.faults import Gate
 from fakes.http import RawClient, read_body, read_head, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, running_server, send, until
 from patience import EDGE_S, PATIENCE_S
@@ -356,3 +357,19 @@ async def test_an_engine_that_has_broken_off_its_answer_is_hung_up_on() -> None:
     async with client_of_an_engine(speak) as client:
         assert b"EngineCore died" in await client.reader.read()
         await asyncio.wait_for(hung_up.wait(), EDGE_S)
+
+
+async def test_a_connection_that_has_a_request_is_not_the_one_that_gives_up_its_descriptor(rig: Rig) -> None:
+    """Descriptors run out: the connection that has been idle longest is closed, and none is idle here."""
+    assert (await (await rig.client()).post(COMPLETIONS, PROMPT)).status == 200
+    await rig.decode.next_request()
+    await rig.settled()
+    rig.decode.close_gate(Gate.RESERVE)
+    client = await send(rig)
+    await rig.decode.next_request()
+    for _ in range(3):
+        rig.router.services.roster._idle_connections.close_oldest()
+        await asyncio.sleep(0)
+    rig.decode.open_gate(Gate.RESERVE)
+    assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200
+    assert await rig.failures() == {}

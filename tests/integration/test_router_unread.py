@@ -17,6 +17,7 @@ from integration.tls_clients import ended
 from patience import PATIENCE_S
 from pdcluster_router.core.clients.room import RoomLimit
 from pdcluster_router.http import reading, records
+from pdcluster_router.http.reading import SLICE_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -115,3 +116,14 @@ async def test_no_byte_takes_room_twice_while_a_read_is_looked_at_in_slices(
             await rig.decode.next_request()
         assert await rig.failures() == {}
         rig.decode.open_gate(Gate.RESERVE)
+
+
+async def test_bytes_are_not_counted_twice_while_they_are_read() -> None:
+    """A head of two slices: while the second one is read, it is a part of the head, and waits no more."""
+    async with running_rig(max_header_bytes=4 * SLICE_BYTES) as rig:
+        leave_free(rig, 5 * SLICE_BYTES // 2)
+        client = await rig.client()
+        message = raw(x="y" * (2 * SLICE_BYTES - 1000))
+        await until(lambda: rig.connection_of(client).transport is not None)
+        rig.feed(client, message)
+        assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200

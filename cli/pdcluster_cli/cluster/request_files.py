@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 
 from pdcluster_protocol.access import AccessLine
+from pdcluster_protocol.errors import NO_JSON
 from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, Milestone, Moment, names_for
 from pdcluster_router.core.telemetry.why import explained
 
@@ -66,7 +67,7 @@ def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:
         return None
     try:
         return _decode(text[begin:])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NO_JSON:
         return None
 
 

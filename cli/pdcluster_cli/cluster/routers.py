@@ -22,7 +22,7 @@ import msgspec
 from pdcluster_cli.commands import add_cluster_flags
 from pdcluster_cli.tls_flags import TlsFlags, Unusable, add_tls_flags, tls_flags_of
 from pdcluster_protocol import labels
-from pdcluster_protocol.errors import ConfigError, Unavailable
+from pdcluster_protocol.errors import NO_JSON, ConfigError, Unavailable
 from pdcluster_protocol.launch import INTERNAL_PORT, router_flag
 
 if TYPE_CHECKING:
@@ -39,8 +39,15 @@ _PART_BYTES: Final = 1 << 16
 _ROUTER: Final = "router"
 _TLS_FLAG: Final = router_flag("--internal-tls-cert", "")
 """The beginning of a word on a router's command line if its internal port has TLS."""
+_Paths = tuple[str, str]
+"""The path to ask for, and the older one for routers that do not know it; empty: there is none."""
 Answers = dict[str, bytes | str]
 """Of each router: the body of its answer, or why there is none."""
+_NOT_FOUND: Final = 404
+
+
+class EarlierAnswer(bytes):
+    """The body of a router of an earlier version, which does not know the path and was asked for the older one."""
 
 
 class Unanswered(Exception):
@@ -60,17 +67,20 @@ def add_router_flags(parser: argparse.ArgumentParser) -> Any:
     return which
 
 
-def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S) -> Answers:
+def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S, *, older: str = "") -> Answers:
     """The answers to this GET. Waits at most ``timeout_s`` for the list of routers, and again for all answers.
+
+    ``older``: the path that a router is asked for if it does not know the first one: see ``EarlierAnswer``. While an
+    upgrade rolls, a pool has routers of two versions.
 
     Raises:
         Unanswered: The API server does not list the routers' pods, or there are none.
     """
     if not given.cluster:
         tls = tls_flags_of(given)
-        return asyncio.run(_ask_urls(given.url or [_default_url(tls)], tls, path, timeout_s))
+        return asyncio.run(_ask_urls(given.url or [_default_url(tls)], tls, (path, older), timeout_s))
     try:
-        return asyncio.run(_ask_pods(given.cluster, given, path, timeout_s))
+        return asyncio.run(_ask_pods(given.cluster, given, (path, older), timeout_s))
     except (ConfigError, Unavailable, OSError) as error:
         from pdcluster_cli.cluster.documents import no_way_because
 
@@ -81,14 +91,14 @@ def _default_url(tls: TlsFlags) -> str:
     return DEFAULT_URL.replace("http:", "https:") if tls.is_given else DEFAULT_URL
 
 
-async def _ask_urls(urls: Sequence[str], tls: TlsFlags, path: str, timeout_s: float) -> Answers:
-    return dict(zip(urls, await asyncio.gather(*(_ask_url(url, tls, path, timeout_s) for url in urls)), strict=True))
+async def _ask_urls(urls: Sequence[str], tls: TlsFlags, paths: _Paths, timeout_s: float) -> Answers:
+    return dict(zip(urls, await asyncio.gather(*(_ask_url(url, tls, paths, timeout_s) for url in urls)), strict=True))
 
 
-async def _ask_url(url: str, tls: TlsFlags, path: str, timeout_s: float) -> bytes | str:
+async def _ask_url(url: str, tls: TlsFlags, paths: _Paths, timeout_s: float) -> bytes | str:
     try:
         async with asyncio.timeout(timeout_s):
-            status, body = await _get(url, tls, path)
+            status, body = await _get_either(url, tls, paths)
     except ssl.SSLError as error:
         return f"no answer: {tls.told_of(error)}"
     except Unusable as error:
@@ -104,6 +114,15 @@ async def _ask_url(url: str, tls: TlsFlags, path: str, timeout_s: float) -> byte
     if status != 200:
         return f"it answered {status}: is this the internal port of a router of this version?"
     return body
+
+
+async def _get_either(url: str, tls: TlsFlags, paths: _Paths) -> tuple[int, bytes]:
+    path, older = paths
+    status, body = await _get(url, tls, path)
+    if status != _NOT_FOUND or not older:
+        return status, body
+    status, body = await _get(url, tls, older)
+    return status, EarlierAnswer(body)
 
 
 async def _get(url: str, tls: TlsFlags, path: str) -> tuple[int, bytes]:
@@ -160,7 +179,7 @@ class _Read:
         return BytesIO(self._answer)
 
 
-async def _ask_pods(cluster: str, given: argparse.Namespace, path: str, timeout_s: float) -> Answers:
+async def _ask_pods(cluster: str, given: argparse.Namespace, paths: _Paths, timeout_s: float) -> Answers:
     from pdcluster_cli.cluster.documents import find_access, where_of
     from pdcluster_kube.reader import KubeReader
 
@@ -171,9 +190,8 @@ async def _ask_pods(cluster: str, given: argparse.Namespace, path: str, timeout_
     pods = await _router_pods(reader, pods_path, cluster)
     if not pods:
         raise Unanswered(f"no router pods of PDCluster {where.namespace or own}/{cluster}: are its name and -n right?")
-    asked = (
-        _ask_pod(reader, f"{pods_path}/{quote(pod.proxied, safe=':')}:{INTERNAL_PORT}/proxy{path}") for pod in pods
-    )
+    proxies = (f"{pods_path}/{quote(pod.proxied, safe=':')}:{INTERNAL_PORT}/proxy" for pod in pods)
+    asked = (_ask_pod(reader, proxy, paths, timeout_s) for proxy in proxies)
     return dict(zip((pod.metadata.name for pod in pods), await asyncio.gather(*asked), strict=True))
 
 
@@ -183,17 +201,31 @@ async def _router_pods(reader: KubeReader, pods_path: str, cluster: str) -> list
     selector = quote(f"{labels.CLUSTER}={cluster_label(cluster)},{labels.COMPONENT}={_ROUTER}")
     try:
         listed = msgspec.json.decode(await reader.read(f"{pods_path}?labelSelector={selector}"), type=_Pods)
-    except msgspec.DecodeError as error:
+    except NO_JSON as error:
         raise Unanswered(f"the API server's list of pods cannot be read: {error}") from error
     return sorted(listed.items, key=lambda pod: pod.metadata.name)
 
 
-async def _ask_pod(reader: KubeReader, path: str) -> bytes | str:
+async def _ask_pod(reader: KubeReader, proxy: str, paths: _Paths, timeout_s: float) -> bytes | str:
     try:
-        return await reader.read(path)
-    except Unavailable as error:
+        async with asyncio.timeout(timeout_s):
+            return await _read_either(reader, proxy, paths)
+    except (Unavailable, TimeoutError) as error:
+        problem = str(error) or f"no answer within {timeout_s:g} s"
         cure = "your account needs `get` on `pods/proxy`, and network policies must let the API server in"
-        return f"{error} ({cure}; else `kubectl port-forward` to port {INTERNAL_PORT}, and --url)"
+        return f"{problem} ({cure}; else `kubectl port-forward` to port {INTERNAL_PORT}, and --url)"
+
+
+async def _read_either(reader: KubeReader, proxy: str, paths: _Paths) -> bytes:
+    from pdcluster_kube.reader import ApiStatusError
+
+    path, older = paths
+    try:
+        return await reader.read(proxy + path)
+    except ApiStatusError as error:
+        if error.status != _NOT_FOUND or not older:
+            raise
+    return EarlierAnswer(await reader.read(proxy + older))
 
 
 class _PodMetadata(msgspec.Struct):

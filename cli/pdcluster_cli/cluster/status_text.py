@@ -37,7 +37,7 @@ def _how(request: RecentRequest) -> str:
 
 
 def _longest(steps: Sequence[StepRow]) -> str:
-    """The step that took longest of those before the first byte: where the time to it went."""
+    """The longest step before the first byte."""
     kinds = [step.kind for step in steps]
     answer = StepKind.FIRST_BYTE.value
     before = steps[: kinds.index(answer)] if answer in kinds else steps

@@ -11,9 +11,11 @@ from typing import Final
 import msgspec
 
 from pdcluster_cli import numbers
-from pdcluster_cli.cluster.routers import Answers, Unanswered, add_router_flags, ask_routers
+from pdcluster_cli.cluster.routers import Answers, EarlierAnswer, Unanswered, add_router_flags, ask_routers
 from pdcluster_cli.cluster.status_text import describe_status
 from pdcluster_cli.commands import SUBCOMMANDS
+from pdcluster_protocol.errors import NO_JSON
+from pdcluster_protocol.pool_page import POOL_PATH, PoolPage
 from pdcluster_protocol.status_page import STATUS_PATH, StatusPage
 from pdcluster_router.core.telemetry.scrub import printable
 
@@ -21,6 +23,7 @@ DEFAULT_INTERVAL_S: Final = 2.0
 MAX_INTERVAL_S: Final = 3600.0
 _HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
 """Written to a terminal together with the text, so that nothing flickers."""
+_OF_EARLIER_VERSION: Final = "It is of an earlier version: its last requests are not told."
 
 
 def main(words: Sequence[str]) -> int:
@@ -49,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
 def _tell(given: argparse.Namespace) -> bool:
     """Print one look. Returns whether a router has answered."""
     try:
-        answers = ask_routers(given, STATUS_PATH)
+        answers = ask_routers(given, STATUS_PATH, older=POOL_PATH)
     except Unanswered as error:
         print(f"pdcluster top: {error}", file=sys.stderr, flush=True)
         return False
@@ -67,6 +70,9 @@ def _page(router: str, body: bytes | str) -> str:
     if isinstance(body, str):
         return printable(f"{router}: {body}")
     try:
+        if isinstance(body, EarlierAnswer):
+            page = StatusPage(pool=msgspec.json.decode(body, type=PoolPage), recent=())
+            return f"{describe_status(page, router)}\n\n{_OF_EARLIER_VERSION}"
         return describe_status(msgspec.json.decode(body, type=StatusPage), router)
-    except msgspec.DecodeError as error:
+    except NO_JSON as error:
         return printable(f"{router}: its answer cannot be read ({error}): is it a router of this version?")

@@ -16,6 +16,7 @@ from pdcluster_cli.cluster.request_files import read_access_log
 from pdcluster_cli.cluster.request_text import OK, describe, duration
 from pdcluster_cli.cluster.routers import Unanswered, add_router_flags, ask_routers
 from pdcluster_cli.commands import SUBCOMMANDS
+from pdcluster_protocol.errors import NO_JSON
 from pdcluster_protocol.kept import KeptAnswer, KeptRequest, path_for
 from pdcluster_router.core.telemetry.scrub import printable
 
@@ -42,7 +43,7 @@ def _answers(given: argparse.Namespace) -> dict[str, KeptAnswer | str]:
 def _read(body: bytes) -> KeptAnswer | str:
     try:
         return msgspec.json.decode(body, type=KeptAnswer)
-    except msgspec.DecodeError as error:
+    except NO_JSON as error:
         return f"its answer cannot be read ({error}): is it a router of this version?"
 
 

@@ -40,7 +40,6 @@ MAX_PIPELINED: Final = 8
 
 MAX_BYTES_AHEAD: Final = 64 << 10
 """Bytes of bodies that are read while another request of the connection is not answered yet."""
-
 MIN_UPLOAD_BYTES_PER_S: Final = 16 << 10
 """A body that arrives at least this fast is waited for: 128 kbit/s, a poor mobile link."""
 
@@ -260,6 +259,7 @@ class RouterProtocol(ReadingProtocol):
             is_for_page = incoming is None and self.drop_unread_page(error)
             new_cycle = HotCycle if is_for_page else self._new_cycle  # The page has a line of its own.
             cycle = incoming or self._router.refused_cycle(new_cycle, self, self.url.partition(b"?")[0], self.headers)
+            cycle.begun_at = self.begun_at if self.headers else cycle.begun_at  # Its head had begun to come.
             is_next = is_for_page or (incoming is None and not self._has_open_answer())
             self._refuse_in_order(cycle, error, is_next=is_next or cycle is self._active)
 
@@ -268,6 +268,7 @@ class RouterProtocol(ReadingProtocol):
         if is_next:
             cycle.answer_error(error)
         elif cycle is not self._incoming:
+            cycle.whole_at = self.now()  # No more of it is read.
             self._queue(cycle)
         cycle.refusal = cycle.refusal or error
 

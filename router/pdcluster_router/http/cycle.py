@@ -131,7 +131,7 @@ class HotCycle:
         self.teller: Teller | None = None
         """Tells the access log what became of it; None: no engine was asked, and it has not queued."""
         self.begun_at = 0.0
-        """When its first byte came, monotonic seconds; 0: it is an engine's, or its head was refused."""
+        """When its first byte came, monotonic seconds; 0: it is an engine's, or none of its head was read."""
         self.whole_at = 0.0
         """When its last byte came, if it had to wait for its turn then; else 0."""
         self.owner: CycleOwner | None = None

@@ -48,7 +48,7 @@ class LoggedCycle(HotCycle):
         self._line.client_address = self.client_address = address_of(head.headers)
         self._line.trace_id = trace_id_in(head.headers, head.fields)
         self._answer: AnswerFacts | None = None
-        self.begun_at = self._ended_at = _now()  # Of a whole head ``begun_at`` is set anew: to its first byte.
+        self.begun_at = self._ended_at = _now()  # ``begun_at`` is set anew where the first byte is known.
         self._arrived_at: float | None = None
 
     def asks_for(self, client: str, model: str, *, is_stream: bool) -> None:

@@ -289,7 +289,10 @@ class ReadingProtocol(PausingProtocol):
         self._is_upgrade = False
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.parser.feed_data(head + b"".join(lines) + b"\r\n")
+        begun_at = self.begun_at
+        self.parser.feed_data(head)
+        self.begun_at = begun_at  # The head began when it came, not now.
+        self.parser.feed_data(b"".join(lines) + b"\r\n")
 
     def num_head_bytes(self) -> int:
         """Memory of the head that is being read, or somewhat more: a piece at least, which may hold body too."""

@@ -21,7 +21,7 @@ def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
     """``error`` is the answer to a request that was not parsed, or that a bug of ours has ended."""
     if not services.kept.is_on or cycle.teller is not None:
         return  # The queue or the exchange tells it.
-    read_s = (cycle.whole_at or services.now()) - cycle.begun_at if cycle.begun_at else None
+    now = services.now()
     services.kept.keep(
         KeptRow(
             request_id=cycle.request_id.decode("ascii"),
@@ -30,7 +30,8 @@ def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
             client_address=cycle.client_address,
             path=cycle.path,
             ended_at_unix_s=services.unix_now(),
-            read_s=read_s,
+            read_s=(cycle.whole_at or now) - cycle.begun_at if cycle.begun_at else None,
+            turn_s=now - cycle.whole_at if cycle.whole_at else None,
             status=error.status,
             outcome="" if error.code == BUG.code else Outcome.REJECTED.value,
             error=error.code,

@@ -96,7 +96,7 @@ def _add_stream(line: AccessLine, stream: StreamFacts) -> None:
 
 
 def end(line: AccessLine, begun_at: float, arrived_at: float | None, ended_at: float) -> None:
-    """Adds the times of a request that is over. Monotonic seconds: ``begun_at`` its head was there, ``arrived_at`` all
+    """Adds the times of a request that is over. Monotonic seconds: ``begun_at`` its first byte came, ``arrived_at`` all
     of it was (None: it never was), ``ended_at`` its answer ended."""
     line.ts = datetime.now(UTC)
     line.read_s = None if arrived_at is None else _seconds(begun_at, arrived_at)

@@ -213,7 +213,7 @@ def test_a_receipt_is_read_from_decodes_answer(said: object, receipt: Receipt | 
     assert receipt_in(reply) == receipt
 
 
-@pytest.mark.parametrize("reply", [b"", b"<html>", b"[]", b"{}"])
+@pytest.mark.parametrize("reply", [b"", b"<html>", b"[]", b"{}", b"[" * 9999, b'{"x":' + b"[" * 9999])
 def test_what_is_no_answer_has_no_receipt(reply: bytes) -> None:
     assert receipt_in(reply) is None
 
@@ -334,16 +334,15 @@ def test_the_reason_is_found_in_prefills_answer(reason: str) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        b"",
-        b"not json",
-        b"[]",
-        b"{}",
+        *(b"", b"not json", b"[]", b"{}"),
         b'{"kv_transfer_params": null}',
         b'{"kv_transfer_params": {}}',
         b'{"kv_transfer_params": {"remote_block_ids": [1]}}',
         b'{"kv_transfer_params": {"pdcluster_reason": 5}}',
         b'{"kv_transfer_params": {"pdcluster_reason": "cut',
         b'{"kv_transfer_params": "text"}',
+        b'{"kv_transfer_params": {"pdcluster_reason": "\xff"}}',
+        b'{"x":' + b"[" * 9999,
     ],
 )
 def test_an_answer_without_a_reason_has_none(reply: bytes) -> None:

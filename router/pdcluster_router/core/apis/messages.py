@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from pdcluster_protocol.errors import NO_JSON
 from pdcluster_router.core.apis.estimate import estimate_prompt_tokens
 from pdcluster_router.core.apis.rewrite import ABSENT, BadBody, Bytes, ClientBody, Said, count_in, scanned
 from pdcluster_router.core.apis.sse import ErrorWatch, first_event_end
@@ -102,7 +103,7 @@ def unfinished(answer: Bytes) -> str:
     """Why an answer that is not streamed is not whole; empty: it is whole. For prefill's answer of one token too."""
     try:
         _ANSWER.decode(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NO_JSON:
         return NO_REASON
     return ""
 

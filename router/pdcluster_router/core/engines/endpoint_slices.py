@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from pdcluster_protocol import labels
-from pdcluster_protocol.errors import ProtocolError, Unavailable
+from pdcluster_protocol.errors import NO_JSON, ProtocolError, Unavailable
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.membership import Member
 
@@ -242,7 +242,7 @@ class SliceCache:
         """
         try:
             listed = msgspec.json.decode(body, type=_List)
-        except msgspec.DecodeError as error:
+        except NO_JSON as error:
             raise ProtocolError(f"the answer is no list of EndpointSlices: {error}") from error
         self._slices = {one.metadata.name: one for one in listed.items or ()}
         self.resource_version = listed.metadata.resource_version
@@ -256,7 +256,7 @@ class SliceCache:
         """
         try:
             return self._apply(msgspec.json.decode(line, type=_WatchEvent))
-        except msgspec.DecodeError as error:
+        except NO_JSON as error:
             raise ProtocolError(f"this is no event of a watch: {error}") from error
 
     def _apply(self, event: _WatchEvent) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from pdcluster_protocol.kept import KeptRequest, Milestone
+from pdcluster_protocol.kept import KeptRequest
 from pdcluster_protocol.status_page import RecentRequest, StepRow
 from pdcluster_router.core.telemetry.timeline import RequestStep, StepKind, timeline_of
 
@@ -21,6 +21,7 @@ MAX_TEXT_CHARS: Final = 200
 
 def recent_request(request: KeptRequest, fate: str, *, now_unix_s: float) -> RecentRequest:
     """The row of ``request``. ``now_unix_s``: below its end if the clock was set back; then it has just ended."""
+    steps = timeline_of(request)
     return RecentRequest(
         request_id=request.request_id,
         ended_s=round(max(0.0, now_unix_s - (request.ended_at_unix_s or now_unix_s)), 1),
@@ -34,15 +35,14 @@ def recent_request(request: KeptRequest, fate: str, *, now_unix_s: float) -> Rec
         prompt_tokens=request.prompt_tokens,
         cached_tokens=request.cached_tokens,
         read_s=request.read_s,
-        first_byte_s=_first_byte_s(request),
+        first_byte_s=_first_byte_s(steps),
         total_s=request.total_s,
-        steps=tuple(_rows(_shortened(timeline_of(request)))),
+        steps=tuple(_rows(_shortened(steps))),
     )
 
 
-def _first_byte_s(request: KeptRequest) -> float | None:
-    found = [moment.at_s for moment in request.moments if moment.what == Milestone.FIRST_BYTE.value]
-    return found[-1] if found else None
+def _first_byte_s(steps: Sequence[RequestStep]) -> float | None:
+    return next((step.at_s for step in steps if step.kind is StepKind.FIRST_BYTE), None)
 
 
 def _shortened(steps: Sequence[RequestStep]) -> Sequence[RequestStep]:

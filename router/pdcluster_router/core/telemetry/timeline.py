@@ -15,7 +15,7 @@ status page draws them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -23,7 +23,7 @@ from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
 
 
 class StepKind(Enum):
-    """The values of the middle ones are those of ``Milestone``: what has happened when the step begins."""
+    """A step that a milestone begins has the milestone's value."""
 
     READ = "read"
     TURN = "turn"
@@ -35,7 +35,7 @@ class StepKind(Enum):
     PREFILL_REPLIED = Milestone.PREFILL_REPLIED.value
     FIRST_BYTE = Milestone.FIRST_BYTE.value
     FAILURE = "failure"
-    """Something has failed; another try follows, or the end."""
+    """Something has failed, or an answer begins that comes to nothing; another try follows, or the end."""
     END = "end"
 
 
@@ -53,6 +53,7 @@ def timeline_of(request: KeptRequest) -> list[RequestStep]:
     if request.total_s is None and request.read_s is None:
         return []
     steps = [*_before(request), *map(_step_of, request.moments)]
+    _drop_early_answers(steps)
     is_over = request.ended_at_unix_s is not None
     steps.append(RequestStep(request.total_s or 0.0, StepKind.END, "ended" if is_over else "now"))
     return sorted(steps, key=lambda step: step.at_s)
@@ -67,6 +68,14 @@ def _before(request: KeptRequest) -> Iterator[RequestStep]:
         yield RequestStep(-turn_s, StepKind.TURN, "waits for its turn behind others")
     if request.queue_s is not None:
         yield RequestStep(0.0, StepKind.QUEUE, "waits to be admitted")
+
+
+def _drop_early_answers(steps: list[RequestStep]) -> None:
+    """An answer of an engine before the last one came to nothing: its first byte is not the request's."""
+    last_sent = max((at for at, step in enumerate(steps) if step.kind is StepKind.DECODE_SENT), default=0)
+    for at, step in enumerate(steps[:last_sent]):
+        if step.kind is StepKind.FIRST_BYTE:
+            steps[at] = replace(step, kind=StepKind.FAILURE)
 
 
 def _step_of(moment: Moment) -> RequestStep:

@@ -74,3 +74,18 @@ def test_whatever_a_request_went_through_its_row_is_bounded_and_adds_up(
     assert len(row.steps) <= MAX_STEPS
     assert all(len(step.text) <= MAX_TEXT_CHARS and step.took_s >= 0 for step in row.steps)
     assert sum(step.took_s for step in row.steps) == pytest.approx(read_s + total_s, abs=1e-4)
+
+
+@pytest.mark.parametrize("is_served", [True, False])
+def test_the_first_byte_of_an_answer_that_was_dropped_is_not_the_requests(is_served: bool) -> None:
+    tried = [
+        Moment(0.0, "decode_sent", "decode-0"),
+        Moment(0.25, "first_byte", "decode-0"),
+        Moment(0.25, "decode_error", "decode-0", 0, "it answered 500"),
+        Moment(0.25, "decode_sent", "decode-1"),
+    ]
+    last = Moment(3.0, "first_byte", "decode-1") if is_served else Moment(3.0, "deadline")
+    row = recent_request(KeptRequest(request_id="R", total_s=3.5, moments=(*tried, last)), "failed", now_unix_s=0.0)
+    assert row.first_byte_s == (3.0 if is_served else None)
+    kinds = ["decode_sent", "failure", "failure", "decode_sent", "first_byte" if is_served else "failure"]
+    assert [step.kind for step in row.steps] == kinds

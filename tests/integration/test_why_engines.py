@@ -123,7 +123,15 @@ def test_why_tells_the_truth_of_a_request_that_went_well(pool: Pool, kind: str, 
         "alone": [],
     }[kind]
     prefill = ["attempt 1: sent to prefill-0", "attempt 1: prefill-0 has done its part"] if kind == "pushed" else []
-    told = ["waits to be admitted", "sent to decode-0", *decode, *prefill, "first byte from decode-0", "ended"]
+    told = [
+        "its head and body come",
+        "waits to be admitted",
+        "sent to decode-0",
+        *decode,
+        *prefill,
+        "first byte from decode-0",
+        "ended",
+    ]
     assert sorted(page.story) == sorted(told)  # Prefill's reply may come after decode's first byte.
     assert page.story[:3] == told[:3]
     # Engines.

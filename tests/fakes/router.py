@@ -136,7 +136,7 @@ class Rig(Peers):
     async def settled(self) -> None:
         """Nothing of any request is left in the router."""
         services = self.router.services
-        await until(lambda: not services.running and not services.transfers)
+        await until(lambda: not services.running and not services.transfers and not services.divided)
         await until(lambda: all(engine.pool.num_busy == 0 for engine in services.all_engines()))
         assert all(engine.load.outstanding_tokens == 0 for engine in services.all_engines())
         assert services.num_queued == 0

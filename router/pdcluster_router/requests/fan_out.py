@@ -65,6 +65,8 @@ class FanOut:
         self._request = msgspec.structs.replace(request, body=request.body.forgotten(), api=_api_of(services))
         self._merge = StreamMerge(naming) if request.body.is_stream else None
         self._answers = [bytearray() for _ in parts.bodies]
+        self._num_bytes = [0] * len(parts.bodies)
+        """Of the answer to each part, whole or not: none of it has gone to the client."""
         self._num_entered = 0
         self._num_left = len(parts.bodies)
         self._to_send = set(range(len(parts.bodies)))
@@ -103,6 +105,7 @@ class FanOut:
             request_id=request_id,
             headers=self._headers_for(request_id),
             body=self._bodies.popleft(),
+            api=replace(self._request.api, held=partial(self._holds, self._parts[number])),
             terms=self._terms[number // self._naming.num_choices],
             has_transfer=True,
             is_part=True,
@@ -196,8 +199,14 @@ class FanOut:
     # The answer.
 
     def _collect(self, part: PartCycle, chunk: bytes) -> None:
-        self._answers[part.number] += chunk
-        if sum(map(len, self._answers)) > MAX_ANSWER_BYTES:
+        answer = self._answers[part.number]
+        answer += chunk
+        self._holds(part, len(answer))
+
+    def _holds(self, part: PartCycle, num_bytes: int) -> None:
+        """Answers that are not whole count too: all parts grow together, so that one limit for each is none."""
+        self._num_bytes[part.number] = num_bytes
+        if sum(self._num_bytes) > MAX_ANSWER_BYTES and not self._is_over:
             self._unmergeable(part, f"the answers to all parts are longer than {MAX_ANSWER_BYTES} bytes")
 
     def _stream(self, events: bytes) -> None:

@@ -270,6 +270,7 @@ async def test_parts_that_wait_are_turned_away_as_one_when_the_router_drains() -
         answer = await client.receive()
         assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
         assert await told(rig) == {"draining": 1, "withdrawn": 6}
+        assert await rig.metric('pdcluster_router_queue_wait_seconds_count{client=""}') == 3
         assert await rig.metric('pdcluster_router_requests_total{outcome="rejected"}') == 1
 
 
@@ -280,6 +281,7 @@ async def test_parts_that_wait_too_long_are_turned_away_as_one() -> None:
         assert (answer.status, answer.json()["error"]["code"]) == (503, "queue_timeout")
         await rig.settled()
         assert await told(rig) == {"queue_timeout": 1, "withdrawn": 6}
+        assert await rig.metric('pdcluster_router_queue_wait_seconds_count{client=""}') == 3
 
 
 async def test_parts_that_enter_at_once_of_which_the_first_fails_give_their_room_back() -> None:
@@ -298,6 +300,7 @@ async def test_parts_that_enter_at_once_of_which_the_first_fails_give_their_room
         assert [(await one.receive()).status for one in others] == [200] * 4
         await rig.settled()
         assert await told(rig) == {"no_decode": 1, "withdrawn": 2}
+        assert await rig.metric('pdcluster_router_queue_wait_seconds_count{client=""}') == 3
 
 
 async def test_a_client_that_reads_slowly_holds_every_part_back_and_gets_all(rig: Rig) -> None:

@@ -19,7 +19,6 @@ from fakes.router import CHAT, Rig, orders, post, raw, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.kept import KeptAnswer, KeptRequest, path_for
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.requests.exchange import Exchange
 
@@ -190,17 +189,6 @@ async def test_an_answer_that_is_no_completion_is_an_error(rig: Rig) -> None:
     assert (answer.status, answer.json()["error"]["code"]) == (502, "decode_lost")
     assert await rig.failures() == {"decode_lost": 1}
     assert await rig.metric('pdcluster_router_requests_total{outcome="lost"}') == 1
-
-
-async def test_answers_of_parts_that_are_too_long_together_end_before_they_are_whole(rig: Rig) -> None:
-    """The router holds them all: the limit is that of the whole answer, and no engine is to blame."""
-    begin = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99999999\r\n\r\n"
-    rig.decode.fault, rig.decode.raw = Fault.RAW, begin + b" " * (MAX_ANSWER_BYTES // 2 + 1)
-    answer = await post(rig, TWO)
-    assert (answer.status, answer.json()["error"]["code"]) == (502, "decode_lost")
-    assert b"longer than" in answer.body
-    await rig.settled()
-    assert await told(rig) == {"decode_lost": 1, "withdrawn": 2}
 
 
 @BOTH

@@ -24,6 +24,7 @@ from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, ApiError, decode_lost
 from pdcluster_router.core.apis.parts import Division, taken_apart
 from pdcluster_router.core.apis.sse import MAX_FIRST_EVENT_BYTES, given_up_in
+from pdcluster_router.core.clients.part_places import PartPlaces
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.part import EngineError, OnePrefill, PartCycle, PartError
 from pdcluster_router.requests.parts_record import PartsRecord
@@ -35,12 +36,12 @@ Enter = Callable[[HotCycle, ClientRequest], None]
 _CHAT: Final = b"/v1/chat/completions"
 
 
-def fan_out(services: Services, enter: Enter, cycle: HotCycle, request: ClientRequest) -> bool:
+def fan_out(services: Services, places: PartPlaces, enter: Enter, cycle: HotCycle, request: ClientRequest) -> bool:
     """Whether the request is served in parts, from now on. ``enter``: the gate's, for each part."""
     parts = taken_apart(request.body, is_chat=request.path == _CHAT)
-    if parts is None:
+    if parts is None or not places.take(len(parts.bodies)):
         return False
-    FanOut(services, enter, cycle, request, parts).start()
+    FanOut(services, places, enter, cycle, request, parts).start()
     return True
 
 
@@ -48,9 +49,17 @@ class FanOut:
     """One request in parts. Event loop only. The client's cycle is ours until its answer is over."""
 
     def __init__(
-        self, services: Services, enter: Enter, cycle: HotCycle, request: ClientRequest, parts: Division
+        self,
+        services: Services,
+        places: PartPlaces,
+        enter: Enter,
+        cycle: HotCycle,
+        request: ClientRequest,
+        parts: Division,
     ) -> None:
+        """``places``: of which the parts have theirs until the request has ended."""
         self._services = services
+        self._places = places
         self._enter = enter
         self._cycle = cycle
         self._bodies = deque(parts.bodies)
@@ -275,6 +284,7 @@ class FanOut:
     def _tell(self) -> None:
         self._services.divided.discard(self._record)
         self._record.write()
+        self._places.give_back(len(self._parts))
         self._parts.clear()  # They refer to us.
 
 

@@ -337,6 +337,15 @@ async def test_a_request_in_parts_has_one_line_in_the_access_log(tmp_path: Path)
     assert log.lines[0]["request_id"] == "R"
 
 
+async def test_the_access_log_names_the_failure_and_not_the_parts_that_ended_with_it(tmp_path: Path) -> None:
+    log = Log(tmp_path / "access")
+    async with logged_rig(log, num_decode=2, max_decode_attempts=1) as rig:
+        rig.decodes[0].close_gate(Gate.ANSWER)
+        rig.decodes[1].fault = Fault.ERROR_500
+        assert (await ask(rig, TWO)).status == 500
+    assert some(log.line, "parts", "outcome", "status", "failures") == (2, "engine_error", 500, ["decode_error"])
+
+
 async def test_a_request_in_parts_is_counted_once(rig: Rig) -> None:
     await post(rig, TWO)
     await rig.settled()

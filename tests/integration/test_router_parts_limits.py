@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from fakes.answers import END
 from fakes.faults import Fault, Gate
-from fakes.router import Rig, post, running_rig, send, until
+from fakes.router import Rig, post, raw, running_rig, send, until
 from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
+from pdcluster_router.requests.exchange import Exchange
 
 pytestmark = pytest.mark.anyio
 
@@ -39,3 +41,32 @@ async def test_parts_beyond_a_quarter_of_the_clients_places_are_not_made() -> No
         assert len((await first.receive()).json()["choices"]) == 3
         await rig.settled()
         assert len((await post(rig, three)).json()["choices"]) == 3
+
+
+async def test_the_request_is_forgotten_once_each_part_has_its_answer(rig: Rig) -> None:
+    """Its bytes take no room while answers last."""
+    rig.decode.close_gate(Gate.SECOND_TOKEN)
+    client = await send(rig, {**TWO, "stream": True})
+    await client.reader.readuntil(b'"index":1')
+    await until(lambda: rig.router.room.used_bytes == 0)
+    rig.decode.open_gate(Gate.SECOND_TOKEN)
+    assert b"[DONE]" in await client.reader.readuntil(END)
+
+
+async def test_a_part_that_begins_while_the_client_is_slow_is_held_back_at_once() -> None:
+    async with running_rig(num_decode=2) as rig:
+        first, late = rig.decodes
+        for engine in rig.decodes:
+            engine.tokens, engine.padding = ["a"] * 40, "x" * 200_000
+        late.close_gate(Gate.ANSWER)
+        client = await rig.client()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport has it
+        await client.send(raw({**TWO, "stream": True}))
+        await until(lambda: rig.connection_of(client).is_full)
+        assert len(first.seen) == 1
+        late.open_gate(Gate.ANSWER)
+        relays = [one._relay for one in rig.router.services.running if isinstance(one, Exchange)]
+        await until(lambda: [relay.is_paused for relay in relays] == [True, True])
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
+        answer = await client.receive()
+        assert answer.body.count(b'"index":0') == answer.body.count(b'"index":1') == 40

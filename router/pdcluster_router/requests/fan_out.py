@@ -87,7 +87,6 @@ class FanOut:
         self._has_begun = False
         self._has_first_byte = False
         self._is_over = False
-        self._is_paused = False
         self.num_streamed_bytes = 0
         """Bytes of the answer that have gone to the client."""
 
@@ -130,10 +129,8 @@ class FanOut:
 
     # What the parts say (PartOwner).
 
-    def part_begins(self, part: PartCycle, headers: bytes) -> None:
+    def part_begins(self, headers: bytes) -> None:
         self._lines = self._lines or headers
-        if self._is_paused and part.owner is not None:
-            part.owner.pause()
 
     def part_says(self, part: PartCycle, chunk: bytes) -> None:
         if self._is_over:
@@ -181,13 +178,11 @@ class FanOut:
         self._end()
 
     def pause(self) -> None:
-        self._is_paused = True
         for part in self._begun():
             if part.owner is not None:
                 part.owner.pause()
 
     def resume(self) -> None:
-        self._is_paused = False
         for part in self._begun():
             if part.owner is not None:
                 part.owner.resume()

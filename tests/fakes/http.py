@@ -33,11 +33,14 @@ class Message:
 
 
 async def read_head(reader: asyncio.StreamReader) -> Message:
-    """Raises asyncio.IncompleteReadError at the end of the stream."""
+    """A header that is there twice has both values. Raises asyncio.IncompleteReadError at the end of the stream."""
     head = await reader.readuntil(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
-    pairs = (line.partition(":") for line in lines)
-    return Message(first, {name.lower(): value.strip() for name, _, value in pairs})
+    headers: dict[str, str] = {}
+    for name, _, value in (line.partition(":") for line in lines):
+        key = name.lower()
+        headers[key] = f"{headers[key]}, {value.strip()}" if key in headers else value.strip()
+    return Message(first, headers)
 
 
 async def read_body(reader: asyncio.StreamReader, message: Message) -> Message:

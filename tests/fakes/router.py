@@ -136,10 +136,10 @@ class Rig(Peers):
     async def settled(self) -> None:
         """Nothing of any request is left in the router."""
         services = self.router.services
-        await until(lambda: not services.running and not services.transfers)
+        await until(lambda: not services.running and not services.transfers and not services.divided)
         await until(lambda: all(engine.pool.num_busy == 0 for engine in services.all_engines()))
         assert all(engine.load.outstanding_tokens == 0 for engine in services.all_engines())
-        assert services.num_queued == 0
+        assert (services.num_queued, self.router.clients.parts.num_taken) == (0, 0)
         assert [admission.backlog_tokens for admission in services.admissions.values()] == [0, 0]
         assert all(use.num_running == 0 for _, use in self.router.access.uses.all())
 

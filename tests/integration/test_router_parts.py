@@ -258,6 +258,7 @@ async def test_parts_that_wait_are_turned_away_as_one_when_the_router_drains() -
         answer = await client.receive()
         assert (answer.status, answer.json()["error"]["code"]) == (503, "draining")
         assert await told(rig) == {"draining": 1, "withdrawn": 6}
+        assert await rig.metric('pdcluster_router_queue_wait_seconds_count{client=""}') == 3
         assert await rig.metric('pdcluster_router_requests_total{outcome="rejected"}') == 1
 
 
@@ -268,6 +269,7 @@ async def test_parts_that_wait_too_long_are_turned_away_as_one() -> None:
         assert (answer.status, answer.json()["error"]["code"]) == (503, "queue_timeout")
         await rig.settled()
         assert await told(rig) == {"queue_timeout": 1, "withdrawn": 6}
+        assert await rig.metric('pdcluster_router_queue_wait_seconds_count{client=""}') == 3
 
 
 async def test_parts_that_enter_at_once_of_which_the_first_fails_give_their_room_back() -> None:
@@ -286,6 +288,7 @@ async def test_parts_that_enter_at_once_of_which_the_first_fails_give_their_room
         assert [(await one.receive()).status for one in others] == [200] * 4
         await rig.settled()
         assert await told(rig) == {"no_decode": 1, "withdrawn": 2}
+        assert await rig.metric('pdcluster_router_queue_wait_seconds_count{client=""}') == 3
 
 
 async def test_a_client_that_reads_slowly_holds_every_part_back_and_gets_all(rig: Rig) -> None:
@@ -332,6 +335,15 @@ async def test_a_request_in_parts_has_one_line_in_the_access_log(tmp_path: Path)
         assert some(line, "prompt_tokens", "cached_tokens") == (2 * PROMPT_TOKENS, 2 * CACHED_TOKENS)
         assert line["output_tokens"] == 8
     assert log.lines[0]["request_id"] == "R"
+
+
+async def test_the_access_log_names_the_failure_and_not_the_parts_that_ended_with_it(tmp_path: Path) -> None:
+    log = Log(tmp_path / "access")
+    async with logged_rig(log, num_decode=2, max_decode_attempts=1) as rig:
+        rig.decodes[0].close_gate(Gate.ANSWER)
+        rig.decodes[1].fault = Fault.ERROR_500
+        assert (await ask(rig, TWO)).status == 500
+    assert some(log.line, "parts", "outcome", "status", "failures") == (2, "engine_error", 500, ["decode_error"])
 
 
 async def test_a_request_in_parts_is_counted_once(rig: Rig) -> None:

@@ -6,7 +6,8 @@
 
 A request holds up to four descriptors: its client, decode's call to the metaserver, and a connection to each engine.
 A guest holds one, and a quarter of one is for other callers of the internal port. So about a fifth of the descriptors
-is for clients, a fifth for guests, and the rest for engines.
+is for clients, a fifth for guests, and the rest for engines. A request in parts holds as much for each of them, so
+parts beyond the first take places of clients.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import resource
 from typing import Final
 
+from pdcluster_router.core.clients.part_places import PartPlaces
 from pdcluster_router.front.callers import CLIENTS_PER_SPARE
 from pdcluster_router.http.handshakes import Abortable
 
@@ -35,6 +37,7 @@ class Clients:
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
+        self.parts = PartPlaces(max_connections)
         self._num_members = 0
         self._silent: dict[Abortable, None] = {}
         """Guests that have sent no request, the oldest first."""
@@ -47,7 +50,7 @@ class Clients:
 
     def opened(self, connection: Abortable, address: str = "") -> bool:  # noqa: ARG002  # as ``Callers``
         """Whether it is served like any other; if not it is a guest. Call ``closed`` once for each."""
-        if self._num_members < self.max_connections:
+        if self._has_place():
             self._num_members += 1
             return True
         self._silent[connection] = None
@@ -58,7 +61,7 @@ class Clients:
     def may_stay(self, guest: Abortable) -> bool:
         """Whether a guest that has sent a head is served like any other from now on, because others have left."""
         self._silent.pop(guest, None)
-        if self._num_members < self.max_connections:
+        if self._has_place():
             self._speaking.discard(guest)
             self._num_members += 1
             return True
@@ -72,6 +75,9 @@ class Clients:
             self._speaking.remove(connection)
         else:
             self._num_members -= 1
+
+    def _has_place(self) -> bool:
+        return self._num_members + self.parts.num_taken < self.max_connections
 
 
 def default_max_connections() -> int:

@@ -240,7 +240,7 @@ class Router:
             cycle.slot = admitted
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
-        if request.has_transfer or not fan_out(self.services, self.gate.enter, cycle, request):
+        if request.has_transfer or not fan_out(self.services, self.clients.parts, self.gate.enter, cycle, request):
             self.gate.enter(cycle, request)
 
     def _limit(self, cycle: HotCycle, request: ClientRequest, error: ApiError) -> None:

@@ -24,6 +24,7 @@ from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, ApiError, decode_lost
 from pdcluster_router.core.apis.parts import Division, taken_apart
 from pdcluster_router.core.apis.sse import MAX_FIRST_EVENT_BYTES, given_up_in
+from pdcluster_router.core.clients.part_places import PartPlaces
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.part import EngineError, OnePrefill, PartCycle, PartError
 from pdcluster_router.requests.parts_record import PartsRecord
@@ -35,12 +36,12 @@ Enter = Callable[[HotCycle, ClientRequest], None]
 _CHAT: Final = b"/v1/chat/completions"
 
 
-def fan_out(services: Services, enter: Enter, cycle: HotCycle, request: ClientRequest) -> bool:
+def fan_out(services: Services, places: PartPlaces, enter: Enter, cycle: HotCycle, request: ClientRequest) -> bool:
     """Whether the request is served in parts, from now on. ``enter``: the gate's, for each part."""
     parts = taken_apart(request.body, is_chat=request.path == _CHAT)
-    if parts is None:
+    if parts is None or not places.take(len(parts.bodies)):
         return False
-    FanOut(services, enter, cycle, request, parts).start()
+    FanOut(services, places, enter, cycle, request, parts).start()
     return True
 
 
@@ -48,9 +49,17 @@ class FanOut:
     """One request in parts. Event loop only. The client's cycle is ours until its answer is over."""
 
     def __init__(
-        self, services: Services, enter: Enter, cycle: HotCycle, request: ClientRequest, parts: Division
+        self,
+        services: Services,
+        places: PartPlaces,
+        enter: Enter,
+        cycle: HotCycle,
+        request: ClientRequest,
+        parts: Division,
     ) -> None:
+        """``places``: of which the parts have theirs until the request has ended."""
         self._services = services
+        self._places = places
         self._enter = enter
         self._cycle = cycle
         self._bodies = deque(parts.bodies)
@@ -65,6 +74,8 @@ class FanOut:
         self._request = msgspec.structs.replace(request, body=request.body.forgotten(), api=_api_of(services))
         self._merge = StreamMerge(naming) if request.body.is_stream else None
         self._answers = [bytearray() for _ in parts.bodies]
+        self._num_bytes = [0] * len(parts.bodies)
+        """Of the answer to each part, whole or not: none of it has gone to the client."""
         self._num_entered = 0
         self._num_left = len(parts.bodies)
         self._to_send = set(range(len(parts.bodies)))
@@ -76,7 +87,6 @@ class FanOut:
         self._has_begun = False
         self._has_first_byte = False
         self._is_over = False
-        self._is_paused = False
         self.num_streamed_bytes = 0
         """Bytes of the answer that have gone to the client."""
 
@@ -103,6 +113,7 @@ class FanOut:
             request_id=request_id,
             headers=self._headers_for(request_id),
             body=self._bodies.popleft(),
+            api=replace(self._request.api, held=partial(self._holds, self._parts[number])),
             terms=self._terms[number // self._naming.num_choices],
             has_transfer=True,
             is_part=True,
@@ -118,10 +129,8 @@ class FanOut:
 
     # What the parts say (PartOwner).
 
-    def part_begins(self, part: PartCycle, headers: bytes) -> None:
+    def part_begins(self, headers: bytes) -> None:
         self._lines = self._lines or headers
-        if self._is_paused and part.owner is not None:
-            part.owner.pause()
 
     def part_says(self, part: PartCycle, chunk: bytes) -> None:
         if self._is_over:
@@ -169,13 +178,11 @@ class FanOut:
         self._end()
 
     def pause(self) -> None:
-        self._is_paused = True
         for part in self._begun():
             if part.owner is not None:
                 part.owner.pause()
 
     def resume(self) -> None:
-        self._is_paused = False
         for part in self._begun():
             if part.owner is not None:
                 part.owner.resume()
@@ -196,8 +203,14 @@ class FanOut:
     # The answer.
 
     def _collect(self, part: PartCycle, chunk: bytes) -> None:
-        self._answers[part.number] += chunk
-        if sum(map(len, self._answers)) > MAX_ANSWER_BYTES:
+        answer = self._answers[part.number]
+        answer += chunk
+        self._holds(part, len(answer))
+
+    def _holds(self, part: PartCycle, num_bytes: int) -> None:
+        """Answers that are not whole count too: all parts grow together, so that one limit for each is none."""
+        self._num_bytes[part.number] = num_bytes
+        if sum(self._num_bytes) > MAX_ANSWER_BYTES and not self._is_over:
             self._unmergeable(part, f"the answers to all parts are longer than {MAX_ANSWER_BYTES} bytes")
 
     def _stream(self, events: bytes) -> None:
@@ -266,6 +279,7 @@ class FanOut:
     def _tell(self) -> None:
         self._services.divided.discard(self._record)
         self._record.write()
+        self._places.give_back(len(self._parts))
         self._parts.clear()  # They refer to us.
 
 

@@ -57,8 +57,8 @@ class Gate:
 
     def leave(self, waiting: _Waiting) -> None:
         """The client has left the queue."""
-        waiting.admission.leave(waiting)
-        self._waited(waiting, self._services.now())
+        if waiting.admission.leave(waiting):  # Else another part has just left with it, and the wait is counted there.
+            self._waited(waiting, self._services.now())
         self._services.make_room()  # A request behind it may fit into the room.
         if waiting.cycle.is_withdrawn:
             self._ended(waiting, FailureKind.WITHDRAWN, Outcome.LOST, None)

@@ -36,7 +36,7 @@ PartError: TypeAlias = ApiError | EngineError
 class PartOwner(Protocol):
     """The request that a part belongs to. This protocol is here to say so: it has one implementer."""
 
-    def part_begins(self, part: PartCycle, headers: bytes) -> None:
+    def part_begins(self, headers: bytes) -> None:
         """Its answer begins, with these header lines: it can be tried no more."""
         ...
 
@@ -88,7 +88,7 @@ class PartCycle(HotCycle):
 
     def start(self, status: int, headers: bytes, content_length: int | None, first: bytes) -> None:  # noqa: ARG002
         self.has_started = True
-        self._whole.part_begins(self, headers)
+        self._whole.part_begins(headers)
         if first:
             self._whole.part_says(self, first)
 

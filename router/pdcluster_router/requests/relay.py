@@ -310,14 +310,19 @@ class Relay:
         elif self._cycle.has_stream_begun and not self._is_event_stream:
             self._break_off("it did not stream, as it was asked to")
         elif self._api.unfinished is not None and not self._is_event_stream:
-            if len(self._held) > MAX_ANSWER_BYTES:
-                self._break_off(f"it is longer than {MAX_ANSWER_BYTES} bytes")
+            self._look_at_the_length()
         elif why := first_mark(self._held, self._marks)[1]:
             self._break_off(why)
         elif not self._is_event_stream:
             self._release(head)
         else:
             self._look_at_the_first_event(head)
+
+    def _look_at_the_length(self) -> None:
+        if self._api.held is not None:
+            self._api.held(len(self._held))
+        elif len(self._held) > MAX_ANSWER_BYTES:
+            self._break_off(f"it is longer than {MAX_ANSWER_BYTES} bytes")
 
     def _look_at_the_first_event(self, head: ResponseHead) -> None:
         begin, end = self._api.first_event(self._held)

@@ -36,6 +36,9 @@ class ClientApi:
     """Why an answer that is not streamed is not whole. None: its bytes may go to the client as they come."""
     prefill_problem: Callable[[bytes], str]
     """Why prefill has failed although its answer has status 200; empty: it has not."""
+    held: Callable[[int], None] | None = None
+    """Told the bytes of an answer that is held until it is whole, each time that it grows, and may end its request.
+    None: such an answer has a limit of its own."""
 
 
 OPENAI: Final = ClientApi(

@@ -76,12 +76,14 @@ def merged(naming: Naming, answers: Sequence[Bytes]) -> bytes:
 class StreamMerge:
     """The whole stream of a request. One owner; ``feed`` and ``end`` in any order of the parts."""
 
-    __slots__ = ("_common", "_first", "_held", "_naming", "_num_left", "_usages")
+    __slots__ = ("_common", "_done", "_first", "_held", "_naming", "_num_left", "_usages")
 
     def __init__(self, naming: Naming) -> None:
         self._naming = naming
         self._held = [bytearray() for _ in range(naming.num_parts)]
         self._num_left = naming.num_parts
+        self._done: set[int] = set()
+        """The parts whose engine has said ``[DONE]``."""
         self._first = 0
         """The part that had the first event."""
         self._common: Fields = {}
@@ -110,18 +112,21 @@ class StreamMerge:
         """One part has ended; after the last one come usage and ``[DONE]``.
 
         Raises:
-            BadAnswer: It has ended within an event, or tells no usage where other parts do.
+            BadAnswer: It has ended within an event or without ``[DONE]``, or tells no usage where other parts do.
         """
         if self._held[part]:
             raise BadAnswer("its stream ended within an event")
+        if part not in self._done:
+            raise BadAnswer("its stream ended without its [DONE]")
         self._num_left -= 1
         return b"" if self._num_left else self._usage() + DONE
 
     def _event(self, part: int, event: bytes) -> bytes:
         lines = [line[len(_DATA) :] for line in event.split(b"\n") if line.startswith(_DATA)]
         if not lines:
-            return event + _END  # A comment.
+            return _comment(event)
         if lines[0].strip() == _LAST:
+            self._done.add(part)
             return b""
         fields = _decoded(_OBJECT, b"\n".join(lines))
         if not _decoded(_LIST, _value(fields, "choices")):
@@ -142,6 +147,12 @@ class StreamMerge:
         fields = self._usages[self._first]
         fields.pop("metrics", None)  # They are about one sequence.
         return _written({**fields, **self._common, "usage": _merged_usage(self._naming, usages, fields["usage"])})
+
+
+def _comment(block: bytes) -> bytes:
+    if not all(line.startswith(b":") for line in block.split(b"\n") if line):
+        raise BadAnswer("its stream has lines that are no event")
+    return block + _END
 
 
 def _written(event: dict[str, object]) -> bytes:

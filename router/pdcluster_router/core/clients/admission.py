@@ -120,11 +120,13 @@ class Admission(Generic[Waiter]):
             self.leave(waiter)
         return waiter
 
-    def leave(self, waiter: Waiter) -> None:
-        """``waiter`` leaves the queue, if it is there."""
+    def leave(self, waiter: Waiter) -> bool:
+        """``waiter`` leaves the queue. Returns whether it was there."""
         place = self._queue.pop(waiter, None)
-        if place is not None:
-            self._turns.remove(waiter, place.flow)
+        if place is None:
+            return False
+        self._turns.remove(waiter, place.flow)
+        return True
 
     def admit(self, *, now: float) -> list[Waiter]:
         """Requests that enter now, by turns except where one passes another. Each holds its share."""

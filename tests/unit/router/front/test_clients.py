@@ -40,3 +40,13 @@ def test_a_guest_becomes_a_member_once_one_has_left() -> None:
     assert not Connection(clients).is_member
     guest.abort()
     assert clients.num_open == 1
+
+
+def test_parts_beyond_the_first_take_places_of_clients() -> None:
+    clients = Clients(4)
+    assert clients.parts.take(2)
+    connections = [Connection(clients) for _ in range(4)]
+    assert [connection.is_member for connection in connections] == [True, True, True, False]
+    assert not clients.may_stay(connections[-1])
+    clients.parts.give_back(2)
+    assert clients.may_stay(connections[-1])

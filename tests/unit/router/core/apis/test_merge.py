@@ -104,7 +104,7 @@ def test_a_stream_tells_usage_once_behind_all_events() -> None:
         merge.feed(part, event(part, usage=usage(5, 1)))
     for part in (1, 0):
         told = usage(5 + part, 3, prompt_tokens_details={"cached_tokens": 16 * part})
-        assert merge.feed(part, event(part, choices=[], usage=told, metrics={"ttft": 1})) == b""
+        assert merge.feed(part, event(part, choices=[], usage=told, metrics={"ttft": 1}) + DONE) == b""
     assert merge.end(0) == b""
     last, done, rest = merge.end(1).split(b"\n\n")
     found = json.loads(last.removeprefix(b"data: "))
@@ -130,12 +130,23 @@ def test_comments_pass_and_an_event_in_pieces_is_held_until_it_is_whole() -> Non
 @pytest.mark.parametrize(
     "raw",
     [b"data: {\n\n", b"data: []\n\n", b"data: {}\n\n", b'data: {"choices":[{},{}],"id":"a","created":1}\n\n',
-     b'data: {"choices":[{}]}\n\n', b'data: {"choices":7}\n\n', b"x" * (MAX_EVENT_BYTES + 1)],
+     b'data: {"choices":[{}]}\n\n', b'data: {"choices":7}\n\n', b"x" * (MAX_EVENT_BYTES + 1),
+     b"hello\n\n", b": hi\nhello\n\n", b"\xef\xbb\xbf" + event(0)],
     ids=len,
 )  # fmt: skip
 def test_what_is_no_stream_of_completions_is_a_bad_answer(raw: bytes) -> None:
     with pytest.raises(BadAnswer):
         StreamMerge(TWO).feed(0, raw)
+
+
+def test_a_stream_without_its_done_is_a_bad_answer() -> None:
+    """Else the whole would say that it is complete, and only the engine can know that."""
+    merge = StreamMerge(TWO)
+    merge.feed(0, event(0) + DONE)
+    merge.feed(1, event(1))
+    merge.end(0)
+    with pytest.raises(BadAnswer, match="without its"):
+        merge.end(1)
 
 
 def test_a_stream_that_ends_within_an_event_or_without_usage_is_a_bad_answer() -> None:
@@ -144,7 +155,8 @@ def test_a_stream_that_ends_within_an_event_or_without_usage_is_a_bad_answer() -
     with pytest.raises(BadAnswer, match="within an event"):
         merge.end(0)
     merge = StreamMerge(TWO)
-    merge.feed(0, event(0, choices=[], usage=usage(5, 3)))
+    merge.feed(0, event(0, choices=[], usage=usage(5, 3)) + DONE)
     merge.end(0)
+    merge.feed(1, DONE)
     with pytest.raises(BadAnswer, match="has no usage"):
         merge.end(1)

@@ -1,0 +1,33 @@
+"""Places for parts of divided requests: a part has connections to engines and a call of decode's, as a client has.
+
+Knows no request and no connection.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SHARE: Final = 4
+"""Parts take a quarter of the places of clients at most: a few large requests leave the others for other clients."""
+
+
+class PartPlaces:
+    """The places that parts have taken. One owner."""
+
+    __slots__ = ("_most", "num_taken")
+
+    def __init__(self, num_clients: int) -> None:
+        """``num_clients``: the places of clients, of which parts take theirs."""
+        self._most = num_clients // SHARE
+        self.num_taken = 0
+
+    def take(self, num_parts: int) -> bool:
+        """Whether a request of so many parts has places, until it gives them back. One part has its client's."""
+        if self.num_taken + num_parts - 1 > self._most:
+            return False
+        self.num_taken += num_parts - 1
+        return True
+
+    def give_back(self, num_parts: int) -> None:
+        """A request of so many parts, which had places, has ended. Once."""
+        self.num_taken -= num_parts - 1

@@ -28,10 +28,11 @@ async def pause() -> float:
     return time.monotonic() - began_at
 
 
-async def test_the_time_in_which_a_body_comes_is_told() -> None:
+@pytest.mark.parametrize("more", [{}, {"n": 2}], ids=["whole", "in parts"])
+async def test_the_time_in_which_a_body_comes_is_told(more: dict[str, int]) -> None:
     async with running_rig() as rig:
         client = await rig.client()
-        head, end, body = raw(**{"x-request-id": "R"}).partition(b"\r\n\r\n")
+        head, end, body = raw({**PROMPT, **more}, **{"x-request-id": "R"}).partition(b"\r\n\r\n")
         begun_at = time.monotonic()
         await client.send(head + end)
         await until(lambda: rig.connection_of(client).cycle is not None)

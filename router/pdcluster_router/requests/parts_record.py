@@ -16,6 +16,7 @@ from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.requests.part import PartCycle
 from pdcluster_router.requests.record import Record
 from pdcluster_router.requests.request import ClientRequest
+from pdcluster_router.requests.unserved import facts_of
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.access_log import MAX_FAILURES, Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
@@ -38,17 +39,7 @@ class PartsRecord:
         self._received_at = request.received_at
         self._parts = parts
         self._num_choices = num_choices
-        self._begun = KeptRow(
-            request_id=request.request_id,
-            trace_id=request.trace_id,
-            client=request.client,
-            client_address=request.client_address,
-            model_text=request.body.model_text,
-            path=request.path,
-            is_stream=request.body.is_stream,
-            read_s=request.read_s,
-            turn_s=request.turn_s,
-        )
+        self._begun = facts_of(request)
         self._outcome: Outcome | None = None
         self._failed_part: PartCycle | None = None
         self._failures: tuple[FailureKind, ...] = ()

@@ -43,7 +43,7 @@ def keep_limited(services: Services, request: ClientRequest, error: ApiError) ->
     """``error`` is the answer to a request whose key has asked for too much."""
     if services.kept.is_on:
         end = {"ended_at_unix_s": services.unix_now(), "outcome": Outcome.LIMITED.value}
-        services.kept.keep(replace(_facts_of(request, 0.0), status=error.status, error=error.code, **end))
+        services.kept.keep(replace(facts_of(request, 0.0), status=error.status, error=error.code, **end))
 
 
 def keep_turned_away(
@@ -58,7 +58,7 @@ def keep_turned_away(
     waited_s = services.now() - request.received_at
     services.kept.keep(
         replace(
-            _facts_of(request, waited_s),
+            facts_of(request, waited_s),
             ended_at_unix_s=services.unix_now(),
             status=error.status if error is not None else None,
             error=error.code if error is not None else "",
@@ -70,10 +70,11 @@ def keep_turned_away(
 
 def waiting(services: Services, request: ClientRequest) -> KeptRow:
     """The row of a request that is in the queue now."""
-    return _facts_of(request, services.now() - request.received_at)
+    return facts_of(request, services.now() - request.received_at)
 
 
-def _facts_of(request: ClientRequest, waited_s: float) -> KeptRow:
+def facts_of(request: ClientRequest, waited_s: float = 0.0) -> KeptRow:
+    """The row of a request that has only waited so far."""
     return KeptRow(
         request_id=request.request_id,
         trace_id=request.trace_id,

@@ -33,7 +33,7 @@ def require_received(group: PrefillGroup, *jobs: Job) -> None:
     """Every rank of decode gets each of these, every byte is right, and none of its cached tokens is touched."""
     names = [one.name for one in jobs]
     assert group.step_until(lambda: all(group.outcomes(*names)))
-    assert group.outcomes(*names) == [{True}] * len(jobs)
+    assert group.outcomes(*names) == [{True}] * len(jobs), [one.decode.losses for one in jobs]
     for one in jobs:
         one.require_exact()
         one.require_untouched()

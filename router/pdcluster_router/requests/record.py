@@ -164,8 +164,7 @@ class Record:
         outcome = Outcome.LOST if is_withdrawn else Outcome.CLIENT_GONE
         if is_withdrawn:
             kind = FailureKind.WITHDRAWN
-            self._moments += (self._services.now() - self._line.received_at, kind.value, self._decode_name, 0, "")
-            self._failures = (*self._failures, kind)[:MAX_FAILURES]
+            self._note(kind, self._decode_name, 0)
             self._services.failures.count(kind)
         else:
             self.failed(FailureKind.CLIENT_GONE, doing)
@@ -173,11 +172,13 @@ class Record:
         return outcome
 
     def failed(self, kind: FailureKind, reason: str, engine: str = "") -> None:
-        self._failures = (*self._failures, kind)[:MAX_FAILURES]
+        self._note(kind, engine, self._attempt, reason_of(reason))
         transfer_id = self._line.transfer_id
-        at_s = self._services.now() - self._line.received_at
-        self._moments += (at_s, kind.value, engine, self._attempt, reason_of(reason))
         self._services.failures.tell(Failure(kind, self._request_id, transfer_id, self._attempt, engine, reason))
+
+    def _note(self, kind: FailureKind, engine: str, attempt: int, reason: str = "") -> None:
+        self._failures = (*self._failures, kind)[:MAX_FAILURES]
+        self._moments += (self._services.now() - self._line.received_at, kind.value, engine, attempt, reason)
 
     def write(self) -> None:
         services = self._services

@@ -43,7 +43,7 @@ def keep_limited(services: Services, request: ClientRequest, error: ApiError) ->
     """``error`` is the answer to a request whose key has asked for too much."""
     if services.kept.is_on:
         end = {"ended_at_unix_s": services.unix_now(), "outcome": Outcome.LIMITED.value}
-        services.kept.keep(replace(facts_of(request, 0.0), status=error.status, error=error.code, **end))
+        services.kept.keep(replace(facts_of(request), status=error.status, error=error.code, **end))
 
 
 def keep_turned_away(

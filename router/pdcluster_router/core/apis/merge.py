@@ -17,7 +17,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
-from pdcluster_protocol.errors import ProtocolError
+from pdcluster_protocol.errors import NO_JSON, ProtocolError
 from pdcluster_router.core.apis.rewrite import Bytes
 
 MAX_EVENT_BYTES: Final = 16 << 20
@@ -200,7 +200,7 @@ _D = TypeVar("_D")
 def _decoded(decoder: msgspec.json.Decoder[_D], raw: Bytes | msgspec.Raw) -> _D:
     try:
         return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NO_JSON as error:
         raise BadAnswer("its answer is no completion") from error
 
 

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from pdcluster_protocol.errors import NO_JSON
 from pdcluster_router.core.apis.rewrite import ABSENT, PREFILLED_APART, ClientBody, is_neutral, parse_body
 
 MAX_PARTS: Final = 64
@@ -101,7 +102,7 @@ def _said_by(body: ClientBody, keys: msgspec.json.Decoder[msgspec.Struct]) -> di
     """The body's keys; none where it has one that is not among ``keys``: the scan stops at the first such."""
     try:
         values = msgspec.structs.asdict(keys.decode(body.text))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NO_JSON:
         return {}
     return {key: raw for key, raw in values.items() if raw is not ABSENT}
 
@@ -139,7 +140,7 @@ def _prompts_in(prompt: msgspec.Raw) -> list[msgspec.Raw] | None:
         return []
     try:
         values = msgspec.structs.astuple(_LIST.decode(prompt))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NO_JSON:
         return None  # There are more than ``MAX_PARTS``, or it is no list.
     prompts = [value for value in values if value is not ABSENT]
     is_list = any(all(map(kind.match, prompts)) for kind in (_TEXT, _TOKENS))

@@ -2,7 +2,7 @@
 
     at_s     kind          text
     -0.120   read          its head and body come
-    -0.002   turn          waits for its turn
+    -0.002   turn          waits for its turn behind others
      0.000   queue         waits to be admitted        its arrival: the router has taken it up
      0.003   decode_sent   sent to decode-0
      ...

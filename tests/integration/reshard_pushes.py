@@ -37,7 +37,7 @@ from integration.reshard_cache import (
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup, wanted_spans
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
-from pdcluster_connector.settings import PushTiming, Settings
+from pdcluster_connector.settings import PushTiming, Settings, parse_settings
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
@@ -47,9 +47,10 @@ if TYPE_CHECKING:
     from pdcluster_connector.assembly import DecodeRank, PrefillRank
 
 END_S: Final = 60.0
-QUICK: Final = Settings(
-    quarantine_s=0.5, hold_s=0.5, lease_s=20.0, handshake_timeout_s=5.0, staging_bytes=8 << 20, reshard_timeout_s=10.0
+QUICK: Final = parse_settings(
+    {"quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 20, "handshake_timeout_s": 5, "staging_bytes": 8 << 20}
 )
+"""As the product checks them: with a shorter reshard_timeout_s a busy machine loses pushes that only wait for a CPU."""
 
 
 class DecodeEngine:

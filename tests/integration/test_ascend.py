@@ -13,14 +13,15 @@ from ascend.ranks import facts_of, memory_of_rank, rank_of, token_memory_of, vie
 from integration.ranks import LIFE, SECRET, STEP_S
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.ranges import GroupSlice
-from pdcluster_connector.settings import Settings
+from pdcluster_connector.settings import parse_settings
 from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
 from pdcluster_connector.vllm.facts import _view_of
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 
-SETTINGS = Settings(
-    side_channel_port=0, staging_bytes=8 << 20, quarantine_s=0.5, hold_s=0.5, lease_s=20.0, handshake_timeout_s=20.0
+SETTINGS = parse_settings(
+    {"side_channel_port": 0, "staging_bytes": 8 << 20, "quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 20}
+    | {"handshake_timeout_s": 20, "reshard_timeout_s": 60}
 )
 OURS, THEIRS = (1, 4, 2, 7), (9, 3, 5, 6)
 """A prompt's blocks on prefill and on decode."""

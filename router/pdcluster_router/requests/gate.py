@@ -83,20 +83,22 @@ class Gate:
 
     def _queue(self, waiting: _Waiting, share: int) -> None:
         admission, request, now = waiting.admission, waiting.request, self._services.now()
+        if waiting.cycle.slot is not None:
+            waiting.cycle.slot.waits_for_a_place()
         flow = self._flow_of(request.client)
         until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
         displaced = admission.displace_for(flow) if until is None else None
         if displaced is not None:
             until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
         if until is None:
-            self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
+            self._has_no_place(waiting, now)
             return
         waiting.cycle.owner = waiting
         self._wake_by(until)
         self._services.make_room()  # It may be small enough to pass those before it.
         if displaced is not None:  # Last: its client may have sent another request already, which comes here at once.
             self._waited(displaced, now)
-            self._turn_away(displaced, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(displaced)))
+            self._has_no_place(displaced, now)
 
     def _admit(self) -> None:
         now = self._services.now()
@@ -143,8 +145,12 @@ class Gate:
         else:
             self._turn_away(waiting, FailureKind.QUEUE_TIMEOUT, queue_timeout(retry_after_s))
 
-    def _retry_after_s(self, waiting: _Waiting) -> int:
-        return waiting.admission.retry_after_s(now=self._services.now())
+    def _has_no_place(self, waiting: _Waiting, now: float) -> None:
+        """It found the queue full, or lost its place to another key's: it costs its key nothing of its rates."""
+        if waiting.cycle.slot is not None:
+            waiting.cycle.slot.give_back(now)
+        retry_after_s = waiting.admission.retry_after_s(now=now)
+        self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(retry_after_s))
 
     def _turn_away(
         self, waiting: _Waiting, kind: FailureKind, error: ApiError, outcome: Outcome = Outcome.OVERLOADED

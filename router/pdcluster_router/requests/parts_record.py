@@ -93,6 +93,11 @@ class PartsRecord:
         self._outcome, self._status, self._error = outcome, status, code
 
     @property
+    def has_entered(self) -> bool:
+        """Whether a part of it has left the queue for the engines."""
+        return any(isinstance(part.teller, Record) for part in self._parts)
+
+    @property
     def names(self) -> tuple[str, str]:
         return (self._request_id, "")
 

@@ -76,7 +76,7 @@ class Access:
         return KeySlot(use, num_tokens, now) if refusal is None else _error_of(client, refusal)
 
     def lines_for(self, client: str, now: float) -> bytes:
-        """Header lines for a request of this key that was turned away; empty: it has no rate of requests."""
+        """Header lines for a request of this key that was turned away; empty: it has no rate."""
         use = self.uses.of(client)
         return b"" if use is None else rate_lines(use, now)
 

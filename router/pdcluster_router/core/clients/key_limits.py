@@ -136,9 +136,11 @@ class Bucket:
         self._held.pop(taker, None)
 
     def left(self, now: float) -> int:
-        """The amount that may be taken at once. Only where there is a rate."""
+        """The amount that may be taken at once, in [0, ``per_minute``]. Only where there is a rate."""
         assert self.per_minute is not None, "no rate"
-        return max(0, int((WINDOW_S - self._missing_s(now) + _ROUNDING_S) * self.per_minute / WINDOW_S))
+        each_s = WINDOW_S / self.per_minute
+        rounding_s = min(_ROUNDING_S, each_s / 2)  # Of a large rate more than one flow in within ``_ROUNDING_S``.
+        return max(0, min(self.per_minute, int((WINDOW_S - self._missing_s(now) + rounding_s) / each_s)))
 
     def rate_left(self, now: float) -> RateLeft | None:
         """The rest of it; None: there is no rate."""
@@ -186,6 +188,10 @@ class KeyUse:
     def requests_left(self, now: float) -> RateLeft | None:
         """The rest of ``requests_per_minute``; None: the key has no such limit."""
         return self._requests.rate_left(now)
+
+    def tokens_left(self, now: float) -> RateLeft | None:
+        """The rest of ``prompt_tokens_per_minute``; None: the key has no such limit."""
+        return self._tokens.rate_left(now)
 
     def hold(self, taker: Hashable, num_tokens: int) -> None:
         """``taker``, which has just entered with ``num_tokens``, may ``give_back`` until ``let_go``."""

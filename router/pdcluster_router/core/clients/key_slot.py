@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from pdcluster_router.core.clients.key_limits import KeyUse
+from pdcluster_router.core.clients.key_limits import KeyUse, RateLeft
 
 
 class KeySlot:
@@ -42,13 +42,15 @@ class KeySlot:
 
 
 def rate_lines(use: KeyUse, now: float) -> bytes:
-    """The rest of the key's requests a minute, by OpenAI's names; empty: it has no such limit."""
-    rate = use.requests_left(now)
-    if rate is None:
-        return b""
+    """The rest of the key's requests and prompt tokens a minute, by OpenAI's names; empty: it has neither limit."""
+    rates = (("requests", use.requests_left(now)), ("tokens", use.tokens_left(now)))
+    return b"".join([_lines_of(what, rate) for what, rate in rates if rate is not None])
+
+
+def _lines_of(what: str, rate: RateLeft) -> bytes:
     text = (
-        f"x-ratelimit-limit-requests: {rate.per_minute}\r\n"
-        f"x-ratelimit-remaining-requests: {rate.left}\r\n"
-        f"x-ratelimit-reset-requests: {round(rate.full_in_s, 3):g}s\r\n"
+        f"x-ratelimit-limit-{what}: {rate.per_minute}\r\n"
+        f"x-ratelimit-remaining-{what}: {rate.left}\r\n"
+        f"x-ratelimit-reset-{what}: {round(rate.full_in_s, 3):g}s\r\n"
     )
     return text.encode()

@@ -203,3 +203,27 @@ def test_limits_that_change_meanwhile_give_back_the_same_share() -> None:
     use.give_back("three", 0.0)
     use.limit(KeyLimits(requests_per_minute=60))
     assert use.requests_left(0.0) == RateLeft(60, left=60, full_in_s=0.0)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 600, 2_000_000, 999_999_937, 10**9])
+@pytest.mark.parametrize("uptime_s", [0.0, 1234.567, 3e7])
+def test_what_is_left_of_prompt_tokens_is_exact_and_in_bounds(limit: int, uptime_s: float) -> None:
+    use = use_of(prompt_tokens_per_minute=limit)
+    left = limit
+    for amount in (0, limit // 3, limit // 7, 1, limit // 11):
+        if amount <= left:
+            assert use.enter(amount, now=uptime_s) is None
+            left -= amount
+        rate = use.tokens_left(uptime_s)
+        assert rate is not None
+        assert (rate.per_minute, rate.left) == (limit, left)
+    assert use.enter(left, now=uptime_s) is None, "what is told is let in"
+    assert [rate and rate.left for rate in (use.tokens_left(uptime_s), use.tokens_left(uptime_s + 61))] == [0, limit]
+
+
+def test_what_is_left_is_never_below_zero_though_the_limit_is_lowered() -> None:
+    use = use_of(prompt_tokens_per_minute=600)
+    assert use.enter(600, now=0.0) is None
+    use.limit(KeyLimits(prompt_tokens_per_minute=6))
+    assert use.tokens_left(0.0) == RateLeft(6, left=0, full_in_s=60.0)
+    assert use.requests_left(0.0) is None

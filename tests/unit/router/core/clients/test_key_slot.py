@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdcluster_router.core.clients.key_limits import KeyLimits, KeyUse
-from pdcluster_router.core.clients.key_slot import KeySlot
+from pdcluster_router.core.clients.key_slot import KeySlot, rate_lines
 
 
 def slot_of(use: KeyUse, num_tokens: int, now: float) -> KeySlot:
@@ -38,3 +38,30 @@ def test_a_slot_that_has_left_gives_nothing_back_and_one_that_never_waited_neith
     for slot in slots:
         slot.give_back(0.0)
     assert lines_of(slots[1])[1] == "x-ratelimit-remaining-requests: 4"
+
+
+def test_prompt_tokens_are_told_beside_requests_or_alone_in_whole_tokens_and_thousandths_of_a_second() -> None:
+    use = KeyUse()
+    use.limit(KeyLimits(requests_per_minute=6, prompt_tokens_per_minute=7_000))
+    slot = slot_of(use, 1_234, 0.0)
+    tokens = [
+        "x-ratelimit-limit-tokens: 7000",
+        "x-ratelimit-remaining-tokens: 5766",
+        "x-ratelimit-reset-tokens: 10.577s",
+    ]
+    assert lines_of(slot)[3:] == tokens
+    assert len(lines_of(slot)) == 6
+    use.limit(KeyLimits(prompt_tokens_per_minute=7_000))
+    assert rate_lines(use, 0.0).decode().splitlines() == tokens
+    use.limit(KeyLimits(max_concurrent=9))
+    assert rate_lines(use, 0.0) == b""
+
+
+def test_tokens_of_a_request_that_gets_no_place_are_told_as_there_again() -> None:
+    use = KeyUse()
+    use.limit(KeyLimits(prompt_tokens_per_minute=600))
+    slot = slot_of(use, 600, 0.0)
+    assert lines_of(slot)[1] == "x-ratelimit-remaining-tokens: 0"
+    slot.waits_for_a_place()
+    slot.give_back(0.0)
+    assert lines_of(slot)[1:] == ["x-ratelimit-remaining-tokens: 600", "x-ratelimit-reset-tokens: 0s"]

@@ -192,19 +192,40 @@ async def test_the_next_request_of_a_connection_that_lost_its_place_is_answered_
         assert [(await answer_to(client)).status for client in clients] == [200] * 4
 
 
-async def test_what_waits_while_its_keys_weight_changes_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("greedy", "modest", "order"),
+    [("", "weight=2", "gmmgmmgg"), ("priority=1", "", "mmmmgggg"), ("weight=5 priority=-3", "", "ggggmmmm")],
+)
+async def test_a_weight_and_a_priority_that_change_hold_at_once_for_what_waits(
+    tmp_path: Path, greedy: str, modest: str, order: str
+) -> None:
     file = keys_in(tmp_path)
     async with running_rig(**ONE, api_key_file=file, api_key_interval_s=0.02) as rig:
-        clients = await occupied(rig, 2)
+        clients = await occupied(rig, 5)
+        clients += [await ask(rig, "modest", OTHER) for _ in range(4)]
+        await queued(rig, 9)
         before = rig.router.access.keys
-        keys_in(tmp_path, "weight=5 priority=-3")
+        keys_in(tmp_path, greedy, modest)
         await until(lambda: rig.router.access.keys is not before)
-        clients += [await ask(rig, "greedy", KEY) for _ in range(2)]
-        await queued(rig, 4)
-        clients.pop().leave()
-        await queued(rig, 3)
+        clients.pop(5).leave()
+        await queued(rig, 8)
         rig.prefill.open_gate(Gate.PREFILL)
-        assert [(await answer_to(client)).status for client in clients] == [200] * 4
+        assert [(await answer_to(client)).status for client in clients] == [200] * 9
+        assert "".join(prompt[0] for prompt in prompts(rig)[1:]) == order
+
+
+async def test_a_key_that_is_gone_from_the_file_is_served_as_one_without_settings(tmp_path: Path) -> None:
+    file = keys_in(tmp_path, "weight=9 priority=-5")
+    async with running_rig(**ONE, api_key_file=file, api_key_interval_s=0.02) as rig:
+        clients = await occupied(rig, 2)
+        clients += [await ask(rig, "modest", OTHER) for _ in range(2)]
+        await queued(rig, 4)
+        before = rig.router.access.keys
+        file.write_text(line(OTHER, "modest"))
+        await until(lambda: rig.router.access.keys is not before)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_to(client)).status for client in clients] == [200] * 5
+        assert "".join(prompt[0] for prompt in prompts(rig)[1:]) == "gmgm"
 
 
 async def test_without_keys_all_requests_have_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ changes nothing: the keys stay.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,8 @@ class Access:
         """The keys of now, another object when they have changed; None: clients need no key."""
         self.uses = KeyUses(self.keys.limits if self.keys else {})
         """The uses of the keys that have limits."""
+        self.on_change: Callable[[], None] = _does_nothing
+        """Called when the keys have changed."""
         key = settings.engine_api_key
         self.engine_line = f"authorization: Bearer {key}\r\n".encode() if key else b""
         """A whole header line for requests that the router makes of its own; empty when engines want no key."""
@@ -99,7 +102,12 @@ class Access:
         assert self._path is not None
         self.keys = read_keys(self._path)
         self.uses.follow(self.keys.limits)
+        self.on_change()
         logger.info("api keys changed names=%s", ",".join(self.keys.names))
+
+
+def _does_nothing() -> None:
+    """No request waits yet."""
 
 
 def _error_of(client: str, refusal: OverLimit) -> ApiError:

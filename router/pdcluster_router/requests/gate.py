@@ -70,6 +70,13 @@ class Gate:
         waiters = [waiting for admission in self._admissions.values() for waiting in admission.waiters]
         return [waiting.request for waiting in waiters if waiting.request.request_id == request_id]
 
+    def follow_keys(self) -> None:
+        """The keys' weights and priorities have changed: they hold for the requests that wait, too."""
+        now = self._services.now()
+        for admission in self._admissions.values():
+            admission.follow(self._flow_of, now=now)
+        self._services.make_room()
+
     def drain(self) -> None:
         """No request waits any more."""
         if self._timer is not None:

@@ -21,6 +21,7 @@ Counts tokens, as the router estimates them; knows no request, no engine and no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Final, Generic
@@ -43,7 +44,7 @@ class QueuePlace:
     num_tokens: int
     queued_at: float
     deadline: float
-    flow: KeyFlow
+    flow_name: str
 
 
 class Admission(Generic[Waiter]):
@@ -106,7 +107,7 @@ class Admission(Generic[Waiter]):
         """
         if len(self._queue) >= self._max_queued:
             return None
-        place = QueuePlace(share, now, min(deadline, now + self._queue_s), flow)
+        place = QueuePlace(share, now, min(deadline, now + self._queue_s), flow.name)
         self._queue[waiter] = place
         self._turns.add(waiter, flow, share, now=now)
         return place.deadline
@@ -120,12 +121,16 @@ class Admission(Generic[Waiter]):
             self.leave(waiter)
         return waiter
 
+    def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
+        """Each flow is as ``flow_of`` says of its name, also for requests that wait. Call ``admit`` soon."""
+        self._turns.follow(flow_of, now=now)
+
     def leave(self, waiter: Waiter) -> bool:
         """``waiter`` leaves the queue. Returns whether it was there."""
         place = self._queue.pop(waiter, None)
         if place is None:
             return False
-        self._turns.remove(waiter, place.flow)
+        self._turns.remove(waiter, place.flow_name)
         return True
 
     def admit(self, *, now: float) -> list[Waiter]:
@@ -141,7 +146,7 @@ class Admission(Generic[Waiter]):
             elif now >= place.queued_at + PASS_S or self._is_full():
                 break
         for waiter in entered:
-            self._turns.let_in(waiter, self._queue.pop(waiter).flow, now=now)
+            self._turns.let_in(waiter, self._queue.pop(waiter).flow_name, now=now)
         return entered
 
     def expire(self, *, now: float) -> list[Waiter]:

@@ -9,8 +9,10 @@ from itertools import chain, islice
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
-from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, names_for
+from pdcluster_protocol.kept import MAX_FOUND, MAX_LINES_AHEAD, KeptAnswer, KeptRequest, LineAhead, names_for
+from pdcluster_protocol.labels import Role
 from pdcluster_router.core.telemetry.why import explained
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
@@ -32,12 +34,24 @@ QUERY: Final[dict[str, Any]] = {
 def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
     found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
-    told = tuple(map(explained, found))
+    told = tuple(explained(_with_lines(router, request)) for request in found)
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
         engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names
     }
     return msgspec.json.encode(KeptAnswer(requests=told, engines=engines, since_unix_s=router.services.kept.since()))
+
+
+def _with_lines(router: Router, request: KeptRequest) -> KeptRequest:
+    """The request, which names the keys whose requests were ahead. Costs a look at each of these, up to a limit."""
+    ahead = request.ahead
+    if ahead is None or not ahead.num_requests:
+        return request
+    log = router.services.admissions[Role(ahead.queue)].turn_log
+    lines = log.between(ahead.first_turn, ahead.first_turn + ahead.num_requests)
+    told = tuple(LineAhead(line.name, line.num_requests, line.num_tokens) for line in lines[:MAX_LINES_AHEAD])
+    num_known, num_others = sum(line.num_requests for line in lines), len(lines) - len(told)
+    return replace(request, ahead=replace(ahead, num_known=num_known, lines=told, num_other_keys=num_others))
 
 
 def _found(router: Router, name: str) -> list[KeptRequest]:

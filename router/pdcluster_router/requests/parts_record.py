@@ -138,6 +138,7 @@ class PartsRecord:
             prompt_tokens=trace.prompt_tokens if trace is not None else None,
             cached_tokens=trace.cached_tokens if trace is not None else None,
             moments=some_of(self._moments(rows)),
+            ahead=max(rows, key=lambda row: row.queue_s or 0.0).ahead if rows else None,
         )
 
     def _outcome_now(self) -> Outcome | None:

@@ -27,6 +27,7 @@ from math import ceil
 from typing import Final, Generic
 
 from pdcluster_router.core.clients.fair_queue import NO_KEY, FairQueue, KeyFlow, Waiter
+from pdcluster_router.core.clients.turn_log import TurnLog
 
 PASS_S: Final = 2.0
 """Seconds from its arrival in which smaller requests may pass a waiter: a few prefills, so room mostly comes within."""
@@ -63,6 +64,8 @@ class Admission(Generic[Waiter]):
         """In the order of arrival."""
         self._turns: FairQueue[Waiter] = FairQueue(queue_s / _TURN_OF_QUEUE)
         """The same requests in the order in which they enter."""
+        self.turn_log = TurnLog()
+        """The requests that have entered from the queue."""
 
     @property
     def num_queued(self) -> int:
@@ -134,7 +137,9 @@ class Admission(Generic[Waiter]):
         return True
 
     def admit(self, *, now: float) -> list[Waiter]:
-        """Requests that enter now, by turns except where one passes another. Each holds its share."""
+        """Requests that enter now, by turns except where one passes another. Each holds its share, and they are the
+        last ones of ``turn_log``.
+        """
         entered: list[Waiter] = []
         if self._is_full():
             return entered
@@ -146,7 +151,9 @@ class Admission(Generic[Waiter]):
             elif now >= place.queued_at + PASS_S or self._is_full():
                 break
         for waiter in entered:
-            self._turns.let_in(waiter, self._queue.pop(waiter).flow_name, now=now)
+            place = self._queue.pop(waiter)
+            self._turns.let_in(waiter, place.flow_name, now=now)
+            self.turn_log.note(place.flow_name, place.num_tokens)
         return entered
 
     def expire(self, *, now: float) -> list[Waiter]:

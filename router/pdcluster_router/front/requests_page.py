@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from pdcluster_protocol.kept import MAX_FOUND, MAX_LINES_AHEAD, KeptAnswer, KeptRequest, LineAhead, names_for
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.telemetry.why import explained
+from pdcluster_router.core.telemetry.why import explained, explained_by
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
-from pdcluster_router.telemetry.kept import request_of
+from pdcluster_router.services import Divided
+from pdcluster_router.telemetry.kept import KeptRow, request_of
 
 QUERY: Final[dict[str, Any]] = {
     "parameters": [
@@ -34,7 +35,7 @@ QUERY: Final[dict[str, Any]] = {
 def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
     found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
-    told = tuple(explained(_with_lines(router, request)) for request in found)
+    told = tuple(_with_lines(router, request) for request in found)
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
         engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names
@@ -55,9 +56,19 @@ def _with_lines(router: Router, request: KeptRequest) -> KeptRequest:
 
 
 def _found(router: Router, name: str) -> list[KeptRequest]:
-    """Requests in the queue first, then those that run, then those that have ended."""
+    """Requests in the queue first, then those that run, then those that have ended; each with its cause and cure."""
     services = router.services
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
-    records = chain(services.divided, (one.record for one in services.running))
-    running = (record.row() for record in records if name in record.names)
-    return [*map(request_of, islice(chain(queued, running), MAX_FOUND)), *services.kept.find(name)]
+    divided = (_in_parts(record) for record in services.divided if name in record.names)
+    running = (one.record.row() for one in services.running if name in one.record.names)
+    going = chain(map(_told, queued), divided, map(_told, running))
+    return [*islice(going, MAX_FOUND), *map(explained, services.kept.find(name))]
+
+
+def _told(row: KeptRow) -> KeptRequest:
+    return explained(request_of(row))
+
+
+def _in_parts(record: Divided) -> KeptRequest:
+    whole, slowest = request_of(record.row()), record.slowest_part()
+    return explained(whole) if slowest is None else explained_by(whole, request_of(slowest))

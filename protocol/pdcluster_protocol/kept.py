@@ -15,6 +15,7 @@ import msgspec
 REQUESTS_PATH: Final = "/pdcluster/requests"
 MAX_FOUND: Final = 20
 """Most requests in an answer about one id: a client may give the same id to all its requests."""
+MAX_LINES_AHEAD: Final = 4
 _RESPONSE_PREFIXES: Final = ("chatcmpl-", "cmpl-")
 UnixSeconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0.0, lt=253402300800.0)]
 """Until the end of the year 9999, the last that ``datetime`` has."""
@@ -64,6 +65,32 @@ class Moment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a failure."""
 
 
+class LineAhead(msgspec.Struct, frozen=True, gc=False):
+    """The requests of one API key that were let in while another one waited."""
+
+    client: str
+    """Name of the key; empty where the router asks for none."""
+    num_requests: int
+    num_tokens: int
+    """As admission counts them."""
+
+
+class QueueAhead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The requests that were let in from a router's queue while one waited there."""
+
+    queue: str
+    """Role of the engines that they waited for."""
+    first_turn: int
+    """Number of the first of them, of all that were let in since the router has started."""
+    num_requests: int
+    num_known: int = 0
+    """The last so many of them are in ``lines``; 0 with some requests: the router has forgotten them."""
+    lines: tuple[LineAhead, ...] = ()
+    """By key, those with the most tokens, ``MAX_LINES_AHEAD`` at most."""
+    num_other_keys: int = 0
+    """Keys that are not in ``lines``."""
+
+
 class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One request. Seconds count from its arrival."""
 
@@ -110,6 +137,8 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Prompt tokens that decode had in its prefix cache."""
     moments: tuple[Moment, ...] = ()
     """In the order in which they came."""
+    ahead: QueueAhead | None = None
+    """The requests whose turn was before its own; None: it did not wait in the queue."""
     cause: str = ""
     """Why it failed, or what delayed it; empty: nothing did."""
     cure: str = ""

@@ -61,6 +61,14 @@ class Recorded(Protocol):
         ...
 
 
+class Divided(Recorded, Protocol):
+    """The record of a request that is served in parts."""
+
+    def slowest_part(self) -> KeptRow | None:
+        """The row of the part that the request waits for most; None: it waits for none."""
+        ...
+
+
 class Running(Protocol):
     """A request that has not ended, as calls to the metaserver and the router's shutdown need it.
 
@@ -100,7 +108,7 @@ class Services:
         self.transfers: dict[TransferId, Running] = {}
         """The running requests by transfer id, for calls to the metaserver."""
         self.running: set[Running] = set()
-        self.divided: set[Recorded] = set()
+        self.divided: set[Divided] = set()
         """The running requests of clients that are served in parts. Their parts are in ``running``."""
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}

@@ -13,6 +13,7 @@ from fakes.http import Message, RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from integration.test_router_access import KEY, OTHER, bearer, line
 from patience import PATIENCE_S
+from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +119,63 @@ async def test_a_key_that_fills_the_queue_gives_its_newest_place_to_another_key(
         assert prompts(rig) == ["greedy", "greedy", "modest", "greedy"]
 
 
+def taken_s(rig: Rig) -> float:
+    """Until when the greedy key's rate flows in again, in seconds: ten for each request."""
+    use = rig.router.access.uses.of("greedy")
+    rate = use.requests_left(0.0) if use is not None else None
+    assert rate is not None
+    return rate.full_in_s
+
+
+async def test_one_that_gets_no_place_gives_its_rate_back_and_one_that_leaves_does_not(tmp_path: Path) -> None:
+    """Else others' requests would use up a key's rate, and one that comes and leaves would have places for nothing."""
+    file = keys_in(tmp_path, "requests_per_minute=6")
+    async with running_rig(**ONE, api_key_file=file, max_queued_requests=3) as rig:
+        clients = await occupied(rig, 3)
+        taken = taken_s(rig)
+        assert (await answer_to(await ask(rig, "greedy", KEY))).json()["error"]["code"] == "queue_full"
+        assert taken_s(rig) == pytest.approx(taken)
+        clients.append(await ask(rig, "modest", OTHER))
+        assert (await answer_to(clients.pop(3))).json()["error"]["code"] == "queue_full"
+        assert taken_s(rig) == pytest.approx(taken - 10)
+        clients.pop(2).leave()
+        await queued(rig, 2)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_to(client)).status for client in clients] == [200] * 3
+        assert taken_s(rig) == pytest.approx(taken - 10)
+
+
+async def ask_in_parts(rig: Rig, num_prompts: int) -> Message:
+    client = await rig.client()
+    body = json.dumps({"model": "m", "prompt": ["p" * 400] * num_prompts}).encode()
+    await client.send(request_bytes(COMPLETIONS, body, bearer(KEY)))
+    return await answer_to(client)
+
+
+async def backlog_is(rig: Rig, num_tokens: int) -> None:
+    await until(lambda: rig.router.services.admissions[Role.PREFILL].backlog_tokens == num_tokens)
+
+
+async def test_a_request_in_parts_gives_its_rate_back_if_no_part_has_entered(tmp_path: Path) -> None:
+    file = keys_in(tmp_path, "requests_per_minute=6")
+    async with running_rig(max_prefill_backlog_tokens=20, api_key_file=file, max_queued_requests=1) as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        clients = [await ask(rig, "p" * 400, KEY)]
+        await backlog_is(rig, 5)
+        taken = taken_s(rig)
+        answer = await ask_in_parts(rig, 6)
+        assert answer.json()["error"]["code"] == "queue_full", "three parts have entered, and the fifth has no place"
+        assert taken_s(rig) == pytest.approx(taken + 10)
+        await backlog_is(rig, 5)
+        clients += [await ask(rig, "p" * 400, KEY) for _ in range(3)]
+        await backlog_is(rig, 20)
+        answer = await ask_in_parts(rig, 2)
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert taken_s(rig) == pytest.approx(taken + 40)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_to(client)).status for client in clients] == [200] * 4
+
+
 async def test_the_next_request_of_a_connection_that_lost_its_place_is_answered_too(tmp_path: Path) -> None:
     """It comes to the queue while the one that took the place is being seated."""
     async with running_rig(**ONE, api_key_file=keys_in(tmp_path), max_queued_requests=3) as rig:
@@ -134,19 +192,40 @@ async def test_the_next_request_of_a_connection_that_lost_its_place_is_answered_
         assert [(await answer_to(client)).status for client in clients] == [200] * 4
 
 
-async def test_what_waits_while_its_keys_weight_changes_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("greedy", "modest", "order"),
+    [("", "weight=2", "gmmgmmgg"), ("priority=1", "", "mmmmgggg"), ("weight=5 priority=-3", "", "ggggmmmm")],
+)
+async def test_a_weight_and_a_priority_that_change_hold_at_once_for_what_waits(
+    tmp_path: Path, greedy: str, modest: str, order: str
+) -> None:
     file = keys_in(tmp_path)
     async with running_rig(**ONE, api_key_file=file, api_key_interval_s=0.02) as rig:
-        clients = await occupied(rig, 2)
+        clients = await occupied(rig, 5)
+        clients += [await ask(rig, "modest", OTHER) for _ in range(4)]
+        await queued(rig, 9)
         before = rig.router.access.keys
-        keys_in(tmp_path, "weight=5 priority=-3")
+        keys_in(tmp_path, greedy, modest)
         await until(lambda: rig.router.access.keys is not before)
-        clients += [await ask(rig, "greedy", KEY) for _ in range(2)]
-        await queued(rig, 4)
-        clients.pop().leave()
-        await queued(rig, 3)
+        clients.pop(5).leave()
+        await queued(rig, 8)
         rig.prefill.open_gate(Gate.PREFILL)
-        assert [(await answer_to(client)).status for client in clients] == [200] * 4
+        assert [(await answer_to(client)).status for client in clients] == [200] * 9
+        assert "".join(prompt[0] for prompt in prompts(rig)[1:]) == order
+
+
+async def test_a_key_that_is_gone_from_the_file_is_served_as_one_without_settings(tmp_path: Path) -> None:
+    file = keys_in(tmp_path, "weight=9 priority=-5")
+    async with running_rig(**ONE, api_key_file=file, api_key_interval_s=0.02) as rig:
+        clients = await occupied(rig, 2)
+        clients += [await ask(rig, "modest", OTHER) for _ in range(2)]
+        await queued(rig, 4)
+        before = rig.router.access.keys
+        file.write_text(line(OTHER, "modest"))
+        await until(lambda: rig.router.access.keys is not before)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_to(client)).status for client in clients] == [200] * 5
+        assert "".join(prompt[0] for prompt in prompts(rig)[1:]) == "gmgm"
 
 
 async def test_without_keys_all_requests_have_one_line(tmp_path: Path) -> None:

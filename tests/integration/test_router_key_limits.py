@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -107,8 +108,8 @@ async def test_more_than_a_rate_is_told_when_asking_again_helps(
 RATE = ("limit", "remaining", "reset")
 
 
-def rate_in(answer: Message) -> list[str | None]:
-    return [answer.headers.get(f"x-ratelimit-{word}-requests") for word in RATE]
+def rate_in(answer: Message, what: str = "requests") -> list[str | None]:
+    return [answer.headers.get(f"x-ratelimit-{word}-{what}") for word in RATE]
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -130,9 +131,31 @@ async def test_answers_tell_by_openais_names_what_a_key_has_left_of_its_requests
 
 
 async def test_a_key_without_a_rate_is_told_none(tmp_path: Path) -> None:
-    limits = "max_concurrent=1 prompt_tokens_per_minute=10000"
-    async with running_rig(api_key_file=keys_in(tmp_path, limits)) as rig:
-        assert rate_in(await answer_to(await begin(rig))) == [None] * 3
+    async with running_rig(api_key_file=keys_in(tmp_path, "max_concurrent=1")) as rig:
+        assert not [name for name in (await answer_to(await begin(rig))).headers if "ratelimit" in name]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_answers_tell_by_openais_names_what_a_key_has_left_of_its_prompt_tokens(
+    tmp_path: Path, path: str
+) -> None:
+    async with running_rig(api_key_file=keys_in(tmp_path, "prompt_tokens_per_minute=24")) as rig:
+        client = await begin(rig, path)
+        answers = [await answer_to(client)]
+        while answers[-1].status == 200:
+            await client.send(request_bytes(path, json.dumps(BODIES[path]).encode(), bearer(KEY)))
+            answers.append(await answer_to(client))
+        wanted, left = re.findall(r"counts as (\d+) tokens.* has (\d+) left", answers[-1].json()["error"]["message"])[0]
+        all_in_s = int(wanted) * 60 / 24
+        assert rate_in(answers[0], "tokens") == ["24", str(24 - int(wanted)), f"{all_in_s:g}s"]
+        assert rate_in(answers[-1], "tokens")[:2] == ["24", left]
+        assert rate_in(await answer_to(await begin(rig, path, OTHER)), "tokens") == [None] * 3
+
+
+async def test_a_prompt_that_never_fits_is_told_that_all_tokens_are_there(tmp_path: Path) -> None:
+    async with running_rig(api_key_file=keys_in(tmp_path, "prompt_tokens_per_minute=3")) as rig:
+        answer = await answer_to(await begin(rig))
+        assert (answer.status, rate_in(answer, "tokens"), rate_in(answer)) == (413, ["3", "3", "0s"], [None] * 3)
 
 
 async def test_keys_that_name_no_limit_have_that_of_the_defaults(tmp_path: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from fakes.access_log import Log, ask, logged_rig, some
@@ -17,7 +15,6 @@ from fakes.faults import Fault, Gate
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import CHAT, Rig, orders, post, raw, running_rig, send, until
 from patience import PATIENCE_S
-from pdcluster_protocol.kept import KeptAnswer, KeptRequest, path_for
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.requests.exchange import Exchange
@@ -317,12 +314,6 @@ async def test_a_stream_of_which_no_part_has_begun_is_kept_alive() -> None:
 # What is told.
 
 
-async def about(rig: Rig, name: str) -> KeptRequest:
-    answer = await (await rig.internal()).get(path_for(name))
-    (request,) = msgspec.json.decode(answer.body, type=KeptAnswer).requests
-    return request
-
-
 async def test_a_request_in_parts_has_one_line_in_the_access_log(tmp_path: Path) -> None:
     log = Log(tmp_path / "access")
     async with logged_rig(log, num_decode=2, num_prefill=2) as rig:
@@ -352,37 +343,3 @@ async def test_a_request_in_parts_is_counted_once(rig: Rig) -> None:
     assert await rig.metric('pdcluster_router_requests_total{outcome="ok"}') == 1
     for phase, count in (("total", 1), ("first_byte", 1), ("reservation", 2), ("prefill", 2)):
         assert await rig.metric(f'pdcluster_router_phase_seconds_count{{phase="{phase}"}}') == count
-
-
-async def test_why_tells_of_the_whole_and_of_each_part_and_while_it_runs() -> None:
-    async with running_rig(num_decode=2) as rig:
-        rig.prefill.close_gate(Gate.PREFILL)
-        client = await send(rig, TWO, **{"x-request-id": "R"})
-        await until(lambda: len(rig.prefill.seen) == 2)
-        running = await about(rig, "R")
-        rig.prefill.open_gate(Gate.PREFILL)
-        await client.receive()
-        await rig.settled()
-        whole, part = await about(rig, "R"), await about(rig, "R-1")
-    assert (running.outcome, running.ended_at_unix_s) == ("", None)
-    assert "waits for the prefill engine" in running.cause
-    assert (whole.outcome, whole.status, whole.cause) == ("ok", 200, "")
-    assert Counter(moment.what for moment in whole.moments) == dict.fromkeys(
-        ("decode_sent", "reserved", "prefill_sent", "prefill_replied", "first_byte"), 2
-    )
-    assert [moment.at_s for moment in whole.moments] == sorted(moment.at_s for moment in whole.moments)
-    assert {moment.engine for moment in whole.moments} == {"decode-0", "decode-1", "prefill-0"}
-    assert (part.outcome, len(part.moments)) == ("ok", 5)
-
-
-async def test_why_names_the_failure_of_the_part_that_failed() -> None:
-    async with running_rig(on_prefill_failure="fail", num_prefill=1) as rig:
-        rig.prefill.faults_to_come = [Fault.HANG, Fault.ERROR_500]
-        answer = await post(rig, TWO, {"x-request-id": "R"})
-        assert answer.status == 502
-        await rig.settled()
-        whole, withdrawn = await about(rig, "R"), await about(rig, "R-0")
-    assert (whole.outcome, whole.error, whole.status) == ("prefill_failed", "prefill_failed", 502)
-    assert "prefill-0 answered 500" in whole.cause
-    assert "withdrawn" not in {moment.what for moment in whole.moments}
-    assert "one part of a request that had ended" in withdrawn.cause

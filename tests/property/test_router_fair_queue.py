@@ -270,10 +270,10 @@ def test_two_flows_that_wait_are_let_in_for_equal_tokens_by_weight_up_to_one_req
             queue.add((third, number, 30), third, 30, now=0.0)
         elif what == 2 and left[flows[0]] > 1:  # One that leaves is not charged.
             leaver = [one for one in queue.in_order(100, now=0.0) if one[0] is flows[0]][-1]
-            queue.remove(leaver, flows[0])
+            queue.remove(leaver, "a")
             left[flows[0]] -= 1
         ((flow, _, cost),) = first = list(queue.in_order(1, now=0.0))
-        queue.let_in(first[0], flow, now=0.0)
+        queue.let_in(first[0], flow.name, now=0.0)
         if flow is third:
             continue
         served[flow] += cost / flow.weight
@@ -296,7 +296,7 @@ def test_a_key_that_comes_waits_for_one_request_of_each_other_key(
         queue.add((name, number), KeyFlow(name), cost, now=0.0)
     for _ in range(min(num_before, len(waiting) - 1)):
         (first,) = queue.in_order(1, now=0.0)
-        queue.let_in(first, KeyFlow(first[0]), now=0.0)
+        queue.let_in(first, first[0], now=0.0)
     queue.add(("new", 0), KeyFlow("new"), 50, now=0.0)
     before = []
     for waiter in queue.in_order(100, now=0.0):

@@ -156,3 +156,67 @@ def test_changes_of_the_file_lose_no_slot(steps: list[dict[str, KeyLimits] | str
         use.leave()
     uses.follow({})
     assert not list(uses.all())
+
+
+WAITING_STEPS = st.lists(
+    st.one_of(
+        st.integers(0, 60).map(lambda tokens: ("enter", float(tokens))),
+        st.integers(0, 60).map(lambda tokens: ("queue", float(tokens))),
+        st.integers(0, 20).map(lambda index: ("displace", float(index))),
+        st.integers(0, 20).map(lambda index: ("use", float(index))),
+        st.floats(0, 40).map(lambda seconds: ("wait", seconds)),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=drawn(1500), deadline=None)
+@given(st.builds(KeyLimits, st.none(), MAYBE, st.one_of(st.none(), st.integers(1, 200))), WAITING_STEPS)
+def test_what_is_used_stays_within_the_rates_whatever_is_given_back(
+    limits: KeyLimits, steps: list[tuple[str, float]]
+) -> None:
+    """Requests count from when they entered, as those do that do not wait."""
+    history, waiting = History(limits), dict[int, tuple[float, int]]()
+    for number, (kind, amount) in enumerate(steps):
+        if kind in ("displace", "use") and waiting:
+            taker = list(waiting)[int(amount) % len(waiting)]
+            taken = waiting.pop(taker)
+            if kind == "displace":
+                history.use.give_back(taker, history.now)
+                history.entered.remove(taken)
+            else:
+                history.use.let_go(taker)
+        elif kind == "queue" and history.use.enter(int(amount), now=history.now) is None:
+            history.use.hold(number, int(amount))
+            waiting[number] = (history.now, int(amount))
+            history.entered.append(waiting[number])
+        else:
+            history.step(kind, amount)
+    if limits.requests_per_minute is not None:
+        most_in([(at, 1) for at, _ in history.entered], limits.requests_per_minute)
+    if limits.prompt_tokens_per_minute is not None:
+        most_in(history.entered, limits.prompt_tokens_per_minute)
+    assert history.use.enter(1, now=history.now + 2 * WINDOW_S) is None, "a key that rests has all of it again"
+
+
+@settings(max_examples=drawn(1500), deadline=None)
+@given(LIMITS, STEPS, st.lists(st.integers(0, 60), max_size=20), st.floats(0, 40))
+def test_requests_displaced_newest_first_leave_as_much_as_if_they_had_not_come(
+    limits: KeyLimits, steps: list[tuple[str, float]], displaced: list[int], seconds: float
+) -> None:
+    history, without = History(replace(limits, max_concurrent=None)), History(replace(limits, max_concurrent=None))
+    for kind, amount in steps:
+        history.step(kind, amount)
+        without.step(kind, amount)
+    takers = []
+    for number, num_tokens in enumerate(displaced):
+        if history.use.enter(num_tokens, now=history.now) is None:
+            history.use.hold(number, num_tokens)
+            takers.append(number)
+    history.step("wait", seconds)
+    without.step("wait", seconds)
+    for taker in reversed(takers):
+        history.use.give_back(taker, history.now)
+    rates = [each.use.requests_left(each.now) for each in (history, without)]
+    assert [rate and rate.left for rate in rates[:1]] == [rate and rate.left for rate in rates[1:]]
+    assert num_that_enter(history) == num_that_enter(without)

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
-from pdcluster_protocol.kept import KeptRequest
+from pdcluster_protocol.kept import KeptRequest, QueueAhead
 from pdcluster_router.core.telemetry.scrub import printable
 from pdcluster_router.core.telemetry.timeline import timeline_of
 
@@ -35,6 +35,8 @@ def describe(request: KeptRequest, engines: Mapping[str, str], source: str) -> s
     known = {moment.engine for moment in request.moments} & engines.keys()
     if known:
         parts += ["", ", ".join(f"{name} is {engines[name]}" for name in sorted(known))]
+    if request.ahead is not None:
+        parts += ["", f"ahead: {_ahead(request.ahead, request.client)}"]
     if request.cause:
         parts += ["", f"cause: {request.cause}", f"cure:  {request.cure}"]
     return "\n".join(map(printable, parts))
@@ -62,6 +64,29 @@ def _end(at_unix_s: float | None) -> str:
     if at_unix_s is None:
         return "and prefill's own reply is still to come"
     return datetime.fromtimestamp(at_unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _ahead(ahead: QueueAhead, own: str) -> str:
+    """The requests that were let in while this one, of the key ``own``, waited in the queue."""
+    if not ahead.num_requests:
+        return "no other request was let in while it waited in the queue"
+    said = f"{_number(ahead.num_requests, 'request')} let in while it waited in the queue"
+    if not ahead.num_known:
+        return f"{said}; whose they were is not remembered any more"
+    of = ":" if ahead.num_known >= ahead.num_requests else f"; of the last {ahead.num_known}:"
+    lines = [f"{line.num_requests} {_whose(line.client, own)} ({line.num_tokens} tokens)" for line in ahead.lines]
+    others = [f"those of {_number(ahead.num_other_keys, 'other key')}"] if ahead.num_other_keys else []
+    return f"{said}{of} {', '.join([*lines, *others])}"
+
+
+def _whose(client: str, own: str) -> str:
+    if not client:
+        return "without a key"
+    return "of its own key" if client == own else f"of {client}"
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _facts(request: KeptRequest) -> str:

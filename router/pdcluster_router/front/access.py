@@ -10,6 +10,7 @@ changes nothing: the keys stay.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,8 @@ from pdcluster_router.core.apis.openai_errors import (
 from pdcluster_router.core.apis.request_head import Headers
 from pdcluster_router.core.clients.api_keys import KEY_HEADERS, ApiKeys, key_in, parse_keys
 from pdcluster_router.core.clients.fair_queue import NO_KEY, KeyFlow
-from pdcluster_router.core.clients.key_limits import KeySlot, KeyUse, KeyUses, LimitedBy, OverLimit
+from pdcluster_router.core.clients.key_limits import KeyUses, LimitedBy, OverLimit
+from pdcluster_router.core.clients.key_slot import KeySlot, rate_lines
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.settings import Settings
@@ -50,6 +52,8 @@ class Access:
         """The keys of now, another object when they have changed; None: clients need no key."""
         self.uses = KeyUses(self.keys.limits if self.keys else {})
         """The uses of the keys that have limits."""
+        self.on_change: Callable[[], None] = _does_nothing
+        """Called when the keys have changed."""
         key = settings.engine_api_key
         self.engine_line = f"authorization: Bearer {key}\r\n".encode() if key else b""
         """A whole header line for requests that the router makes of its own; empty when engines want no key."""
@@ -72,12 +76,12 @@ class Access:
         if use is None:
             return None
         refusal = use.enter(num_tokens, now=now)
-        return KeySlot(use, _lines_of(use, now)) if refusal is None else _error_of(client, refusal)
+        return KeySlot(use, num_tokens, now) if refusal is None else _error_of(client, refusal)
 
     def lines_for(self, client: str, now: float) -> bytes:
-        """Header lines for a request of this key that was turned away; empty: it has no rate of requests."""
+        """Header lines for a request of this key that was turned away; empty: it has no rate."""
         use = self.uses.of(client)
-        return b"" if use is None else _lines_of(use, now)
+        return b"" if use is None else rate_lines(use, now)
 
     def names(self) -> frozenset[str]:
         """The names of all keys; one empty name where clients need none."""
@@ -98,20 +102,12 @@ class Access:
         assert self._path is not None
         self.keys = read_keys(self._path)
         self.uses.follow(self.keys.limits)
+        self.on_change()
         logger.info("api keys changed names=%s", ",".join(self.keys.names))
 
 
-def _lines_of(use: KeyUse, now: float) -> bytes:
-    """The rest of the key's requests a minute, by OpenAI's names; empty: it has no such limit."""
-    rate = use.requests_left(now)
-    if rate is None:
-        return b""
-    text = (
-        f"x-ratelimit-limit-requests: {rate.per_minute}\r\n"
-        f"x-ratelimit-remaining-requests: {rate.left}\r\n"
-        f"x-ratelimit-reset-requests: {round(rate.full_in_s, 3):g}s\r\n"
-    )
-    return text.encode()
+def _does_nothing() -> None:
+    """No request waits yet."""
 
 
 def _error_of(client: str, refusal: OverLimit) -> ApiError:

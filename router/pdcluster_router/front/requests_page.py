@@ -9,12 +9,15 @@ from itertools import chain, islice
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
-from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer, KeptRequest, names_for
-from pdcluster_router.core.telemetry.why import explained
+from pdcluster_protocol.kept import MAX_FOUND, MAX_LINES_AHEAD, KeptAnswer, KeptRequest, LineAhead, names_for
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.telemetry.why import explained, explained_by
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
-from pdcluster_router.telemetry.kept import request_of
+from pdcluster_router.services import Divided
+from pdcluster_router.telemetry.kept import KeptRow, request_of
 
 QUERY: Final[dict[str, Any]] = {
     "parameters": [
@@ -32,7 +35,7 @@ QUERY: Final[dict[str, Any]] = {
 def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
     found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
-    told = tuple(map(explained, found))
+    told = tuple(_with_lines(router, request) for request in found)
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
         engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names
@@ -40,10 +43,32 @@ def answer_about(router: Router, name: str) -> bytes:
     return msgspec.json.encode(KeptAnswer(requests=told, engines=engines, since_unix_s=router.services.kept.since()))
 
 
+def _with_lines(router: Router, request: KeptRequest) -> KeptRequest:
+    """The request, which names the keys whose requests were ahead. Costs a look at each of these, up to a limit."""
+    ahead = request.ahead
+    if ahead is None or not ahead.num_requests:
+        return request
+    log = router.services.admissions[Role(ahead.queue)].turn_log
+    lines = log.between(ahead.first_turn, ahead.first_turn + ahead.num_requests)
+    told = tuple(LineAhead(line.name, line.num_requests, line.num_tokens) for line in lines[:MAX_LINES_AHEAD])
+    num_known, num_others = sum(line.num_requests for line in lines), len(lines) - len(told)
+    return replace(request, ahead=replace(ahead, num_known=num_known, lines=told, num_other_keys=num_others))
+
+
 def _found(router: Router, name: str) -> list[KeptRequest]:
-    """Requests in the queue first, then those that run, then those that have ended."""
+    """Requests in the queue first, then those that run, then those that have ended; each with its cause and cure."""
     services = router.services
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
-    records = chain(services.divided, (one.record for one in services.running))
-    running = (record.row() for record in records if name in record.names)
-    return [*map(request_of, islice(chain(queued, running), MAX_FOUND)), *services.kept.find(name)]
+    divided = (_in_parts(record) for record in services.divided if name in record.names)
+    running = (one.record.row() for one in services.running if name in one.record.names)
+    going = chain(map(_told, queued), divided, map(_told, running))
+    return [*islice(going, MAX_FOUND), *map(explained, services.kept.find(name))]
+
+
+def _told(row: KeptRow) -> KeptRequest:
+    return explained(request_of(row))
+
+
+def _in_parts(record: Divided) -> KeptRequest:
+    whole, slowest = request_of(record.row()), record.slowest_part()
+    return explained(whole) if slowest is None else explained_by(whole, request_of(slowest))

@@ -98,6 +98,7 @@ class Router:
         self.services = Services(settings, secret)
         self.access = Access(settings)
         self.gate = Gate(self.services, self._start, self.access.flow_of)
+        self.access.on_change = self.gate.follow_keys
         self.addresses = ClientAddresses(map(parse_network, settings.trusted_proxies), settings.forwarded_header)
         self.certificate = certificate_of(settings)
         """None: the client port is plain."""

@@ -24,7 +24,7 @@ from pdcluster_router.core.apis.request_head import RequestHead
 from pdcluster_router.core.apis.sse import STREAM_LINES
 from pdcluster_router.core.apis.trace_context import remains_of
 from pdcluster_router.core.clients.api_keys import ApiKeys
-from pdcluster_router.core.clients.key_limits import KeySlot
+from pdcluster_router.core.clients.key_slot import KeySlot
 from pdcluster_router.core.clients.room import SMALL_BYTES, Room, RoomLimit
 from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.http.cycle_ends import ClientConnection, CycleOwner, StreamSource

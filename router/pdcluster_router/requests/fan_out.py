@@ -30,10 +30,12 @@ from pdcluster_router.requests.part import EngineError, OnePrefill, PartCycle, P
 from pdcluster_router.requests.parts_record import PartsRecord
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
+from pdcluster_router.telemetry.failures import FailureKind
 
 Enter = Callable[[HotCycle, ClientRequest], None]
 
 _CHAT: Final = b"/v1/chat/completions"
+_QUEUE_FULL: Final = FailureKind.QUEUE_FULL.value
 
 
 def fan_out(services: Services, places: PartPlaces, enter: Enter, cycle: HotCycle, request: ClientRequest) -> bool:
@@ -95,6 +97,8 @@ class FanOut:
         self._cycle.owner = self._cycle.source = self
         self._cycle.teller = self._record
         self._services.divided.add(self._record)
+        if self._cycle.slot is not None:
+            self._cycle.slot.waits_for_a_place()
         self._enter_next()
 
     def _enter_next(self) -> None:
@@ -163,6 +167,8 @@ class FanOut:
             return
         code = error.code if isinstance(error, ApiError) else ENGINE_ERROR
         self._record.part_failed(part, None if self._cycle.has_started else error.status, code)
+        if code == _QUEUE_FULL and self._cycle.slot is not None and not self._record.has_entered:
+            self._cycle.slot.give_back(self._services.now())
         self._fail(error)
 
     def part_is_sent(self, part: PartCycle) -> None:

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.apis.openai_errors import ApiError, deadline_passed, draining, queue_full, queue_timeout
 from pdcluster_router.core.clients.admission import Admission
@@ -68,7 +70,14 @@ class Gate:
     def waiting_with(self, request_id: str) -> list[ClientRequest]:
         """The requests of this id that wait. Costs a look at each that does."""
         waiters = [waiting for admission in self._admissions.values() for waiting in admission.waiters]
-        return [waiting.request for waiting in waiters if waiting.request.request_id == request_id]
+        return [waiting.until_now() for waiting in waiters if waiting.request.request_id == request_id]
+
+    def follow_keys(self) -> None:
+        """The keys' weights and priorities have changed: they hold for the requests that wait, too."""
+        now = self._services.now()
+        for admission in self._admissions.values():
+            admission.follow(self._flow_of, now=now)
+        self._services.make_room()
 
     def drain(self) -> None:
         """No request waits any more."""
@@ -83,31 +92,35 @@ class Gate:
 
     def _queue(self, waiting: _Waiting, share: int) -> None:
         admission, request, now = waiting.admission, waiting.request, self._services.now()
+        if waiting.cycle.slot is not None:
+            waiting.cycle.slot.waits_for_a_place()
         flow = self._flow_of(request.client)
         until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
         displaced = admission.displace_for(flow) if until is None else None
         if displaced is not None:
             until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
         if until is None:
-            self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(waiting)))
+            self._has_no_place(waiting, now)
             return
         waiting.cycle.owner = waiting
+        waiting.first_turn = admission.turn_log.num_turns
         self._wake_by(until)
         self._services.make_room()  # It may be small enough to pass those before it.
         if displaced is not None:  # Last: its client may have sent another request already, which comes here at once.
             self._waited(displaced, now)
-            self._turn_away(displaced, FailureKind.QUEUE_FULL, queue_full(self._retry_after_s(displaced)))
+            self._has_no_place(displaced, now)
 
     def _admit(self) -> None:
         now = self._services.now()
         for admission in self._admissions.values():
-            for waiting in admission.admit(now=now):
+            next_turn = admission.turn_log.num_turns
+            for turn, waiting in enumerate(admission.admit(now=now), start=next_turn):
                 self._waited(waiting, now)
                 if waiting.cycle.is_withdrawn:  # The part before it has just failed, and all others with it.
                     admission.give_back(admission.share_of(waiting.request.body.estimated_prompt_tokens))
                     continue
                 waiting.cycle.owner = None
-                self._start(waiting.cycle, waiting.request)
+                self._start(waiting.cycle, waiting.until(turn))
 
     def _wake_by(self, deadline: float) -> None:
         if self._timer is not None:
@@ -143,8 +156,12 @@ class Gate:
         else:
             self._turn_away(waiting, FailureKind.QUEUE_TIMEOUT, queue_timeout(retry_after_s))
 
-    def _retry_after_s(self, waiting: _Waiting) -> int:
-        return waiting.admission.retry_after_s(now=self._services.now())
+    def _has_no_place(self, waiting: _Waiting, now: float) -> None:
+        """It found the queue full, or lost its place to another key's: it costs its key nothing of its rates."""
+        if waiting.cycle.slot is not None:
+            waiting.cycle.slot.give_back(now)
+        retry_after_s = waiting.admission.retry_after_s(now=now)
+        self._turn_away(waiting, FailureKind.QUEUE_FULL, queue_full(retry_after_s))
 
     def _turn_away(
         self, waiting: _Waiting, kind: FailureKind, error: ApiError, outcome: Outcome = Outcome.OVERLOADED
@@ -165,19 +182,30 @@ class Gate:
         else:
             self._services.failures.tell(Failure(kind, waiting.request.request_id, reason=reason))
         if self._services.kept.is_on:
-            keep_turned_away(self._services, waiting.request, kind, outcome, reason, error)
+            keep_turned_away(self._services, waiting.until_now(), kind, outcome, reason, error)
 
 
 class _Waiting:
     """One request that waits for room."""
 
-    __slots__ = ("_gate", "admission", "cycle", "request")
+    __slots__ = ("_gate", "admission", "cycle", "first_turn", "request")
 
     def __init__(self, gate: Gate, cycle: HotCycle, request: ClientRequest, admission: Admission[_Waiting]) -> None:
         self._gate = gate
         self.admission = admission
         self.cycle = cycle
         self.request = request
+        self.first_turn: int | None = None
+        """The number of the queue's next turn when it came; None: it has found no place."""
+
+    def until(self, turn: int) -> ClientRequest:
+        """The request, which knows what entered before ``turn`` while it waited."""
+        if self.first_turn is None:
+            return self.request
+        return replace(self.request, turns_ahead=(self.request.prefill_role, self.first_turn, turn))
+
+    def until_now(self) -> ClientRequest:
+        return self.until(self.admission.turn_log.num_turns)
 
     def client_gone(self) -> None:
         self._gate.leave(self)

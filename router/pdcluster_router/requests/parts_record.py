@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.kept import Milestone
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.requests.part import PartCycle
 from pdcluster_router.requests.record import Record
@@ -24,6 +25,7 @@ from pdcluster_router.telemetry.kept import KeptRow, MomentPart, some_of
 from pdcluster_router.telemetry.metrics import Outcome, Span
 
 _WITHDRAWN: Final = FailureKind.WITHDRAWN
+_FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
 _NUM_FIELDS: Final = 5
 """Fields of a moment."""
 
@@ -93,6 +95,11 @@ class PartsRecord:
         self._outcome, self._status, self._error = outcome, status, code
 
     @property
+    def has_entered(self) -> bool:
+        """Whether a part of it has left the queue for the engines."""
+        return any(isinstance(part.teller, Record) for part in self._parts)
+
+    @property
     def names(self) -> tuple[str, str]:
         return (self._request_id, "")
 
@@ -133,7 +140,22 @@ class PartsRecord:
             prompt_tokens=trace.prompt_tokens if trace is not None else None,
             cached_tokens=trace.cached_tokens if trace is not None else None,
             moments=some_of(self._moments(rows)),
+            ahead=max(rows, key=lambda row: row.queue_s or 0.0).ahead if rows else None,
         )
+
+    def slowest_part(self) -> KeptRow | None:
+        """The row of the part that is the furthest behind: of those without a first byte, or else of all, the one whose
+        last step is the longest ago. None: the request has ended, or each part has its answer.
+        """
+        if self._ended_at is not None:
+            return None
+        rows = [self._row_of(part) for part in self._parts if not part.response_complete]
+        return min(rows, key=_progress, default=None)
+
+    def _row_of(self, part: PartCycle) -> KeptRow:
+        if isinstance(part.teller, Record):
+            return part.teller.row()
+        return replace(self._begun, request_id=part.request_id.decode("ascii"))
 
     def _outcome_now(self) -> Outcome | None:
         part = self._failed_part
@@ -164,6 +186,15 @@ class PartsRecord:
         kinds = [*self._failures, *(kind for one in queued for kind in one.failures if kind is not _WITHDRAWN)]
         happened += [(ended_s, kind.value, "", 0, "") for kind in kinds]
         return [field for moment in sorted(happened, key=lambda moment: moment[0]) for field in moment]
+
+
+def _progress(row: KeptRow) -> tuple[bool, float]:
+    """Whether an answer has begun since the last failure, and when its last moment was, in seconds."""
+    if not row.moments:
+        return False, 0.0
+    at_s, what, *_ = row.moments[-_NUM_FIELDS:]
+    assert isinstance(at_s, float)
+    return what == _FIRST_BYTE, at_s
 
 
 def _prefill_s(line: RequestTrace) -> float:

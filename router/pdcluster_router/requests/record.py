@@ -65,6 +65,7 @@ class Record:
         "_started_at",
         "_trace_id",
         "_turn_s",
+        "_turns_ahead",
     )
 
     def __init__(self, services: Services, request: ClientRequest, transfer_id: TransferId, started_at: float) -> None:
@@ -76,6 +77,7 @@ class Record:
         self._model_text = request.body.model_text
         self._is_stream = request.body.is_stream
         self._read_s, self._turn_s = request.read_s, request.turn_s
+        self._turns_ahead = request.turns_ahead
         self._is_part = request.is_part
         self._started_at = started_at
         self._attempt = 0
@@ -194,7 +196,7 @@ class Record:
     def row(self, ended_at_unix_s: float | None = None) -> KeptRow:
         """The row for ``pdcluster why``. ``ended_at_unix_s``: None: the request has not ended."""
         line, decode = self._line, self._decode
-        # By position: to name 20 arguments takes as long as all else here.
+        # By position: to name 21 arguments takes as long as all else here.
         return KeptRow(
             self._request_id,
             line.transfer_id,
@@ -217,6 +219,7 @@ class Record:
             line.prompt_tokens,
             line.cached_tokens,
             self._moments if len(self._moments) <= MAX_PARTS else some_of(self._moments),
+            self._turns_ahead,
         )
 
     def told(self) -> Told:

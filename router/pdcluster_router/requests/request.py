@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,8 @@ from pdcluster_router.services import Services
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
 """Names of their own: to find a member in its Enum takes Python 3.11 ten times as long."""
+TurnsAhead: TypeAlias = tuple[Role, int, int]
+"""The role of the engines whose queue it is, the first turn of its ``TurnLog``, and the one after the last."""
 LARGE_BODY_BYTES: Final = 4 << 10
 """A longer body is forgotten once no engine will be sent it any more. To forget it takes 1 us; its scan took 5."""
 
@@ -42,6 +44,9 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     """Seconds from its first byte to its last one; None: it came from no client."""
     turn_s: float | None = None
     """Seconds from its last byte until it was received, if it had to wait for its turn."""
+
+    turns_ahead: TurnsAhead | None = None
+    """The requests that entered while it waited in the queue; None: it did not wait."""
 
     @property
     def prefill_role(self) -> Role:

@@ -87,4 +87,5 @@ def facts_of(request: ClientRequest, waited_s: float = 0.0) -> KeptRow:
         turn_s=request.turn_s,
         queue_s=waited_s,
         total_s=waited_s,
+        ahead=request.turns_ahead,
     )

@@ -16,7 +16,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from pdcluster_protocol.kept import MAX_FOUND, KeptRequest, Moment
+from pdcluster_protocol.kept import MAX_FOUND, KeptRequest, Moment, QueueAhead
+from pdcluster_protocol.labels import Role
 from pdcluster_router.core.telemetry.ring import Ring
 from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.core.telemetry.why import OK
@@ -61,6 +62,8 @@ class KeptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int | None = None
     moments: Sequence[MomentPart] = ()
     """The fields of each ``Moment``, one after the other."""
+    ahead: tuple[Role, int, int] | None = None
+    """The queue, the first turn there while it waited, and the one after the last: as ``ClientRequest`` has it."""
 
 
 class Fate(Enum):
@@ -171,6 +174,7 @@ def request_of(row: KeptRow) -> KeptRequest:
         prompt_tokens=row.prompt_tokens,
         cached_tokens=row.cached_tokens,
         moments=_moments_in(row.moments),
+        ahead=_ahead_in(row.ahead),
     )
 
 
@@ -183,6 +187,13 @@ def some_of(moments: Sequence[MomentPart]) -> Sequence[MomentPart]:
 def reason_of(text: str) -> str:
     """A failure's reason, as it is remembered: no address, no token, not long."""
     return scrub(text)[:MAX_REASON_CHARS]
+
+
+def _ahead_in(turns: tuple[Role, int, int] | None) -> QueueAhead | None:
+    if turns is None:
+        return None
+    role, first, end = turns
+    return QueueAhead(queue=role.value, first_turn=first, num_requests=end - first)
 
 
 def _moments_in(parts: Sequence[MomentPart]) -> tuple[Moment, ...]:

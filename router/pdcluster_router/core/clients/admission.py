@@ -21,11 +21,13 @@ Counts tokens, as the router estimates them; knows no request, no engine and no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Final, Generic
 
 from pdcluster_router.core.clients.fair_queue import NO_KEY, FairQueue, KeyFlow, Waiter
+from pdcluster_router.core.clients.turn_log import TurnLog
 
 PASS_S: Final = 2.0
 """Seconds from its arrival in which smaller requests may pass a waiter: a few prefills, so room mostly comes within."""
@@ -43,7 +45,7 @@ class QueuePlace:
     num_tokens: int
     queued_at: float
     deadline: float
-    flow: KeyFlow
+    flow_name: str
 
 
 class Admission(Generic[Waiter]):
@@ -62,6 +64,8 @@ class Admission(Generic[Waiter]):
         """In the order of arrival."""
         self._turns: FairQueue[Waiter] = FairQueue(queue_s / _TURN_OF_QUEUE)
         """The same requests in the order in which they enter."""
+        self.turn_log = TurnLog()
+        """The requests that have entered from the queue."""
 
     @property
     def num_queued(self) -> int:
@@ -106,7 +110,7 @@ class Admission(Generic[Waiter]):
         """
         if len(self._queue) >= self._max_queued:
             return None
-        place = QueuePlace(share, now, min(deadline, now + self._queue_s), flow)
+        place = QueuePlace(share, now, min(deadline, now + self._queue_s), flow.name)
         self._queue[waiter] = place
         self._turns.add(waiter, flow, share, now=now)
         return place.deadline
@@ -120,16 +124,22 @@ class Admission(Generic[Waiter]):
             self.leave(waiter)
         return waiter
 
+    def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
+        """Each flow is as ``flow_of`` says of its name, also for requests that wait. Call ``admit`` soon."""
+        self._turns.follow(flow_of, now=now)
+
     def leave(self, waiter: Waiter) -> bool:
         """``waiter`` leaves the queue. Returns whether it was there."""
         place = self._queue.pop(waiter, None)
         if place is None:
             return False
-        self._turns.remove(waiter, place.flow)
+        self._turns.remove(waiter, place.flow_name)
         return True
 
     def admit(self, *, now: float) -> list[Waiter]:
-        """Requests that enter now, by turns except where one passes another. Each holds its share."""
+        """Requests that enter now, by turns except where one passes another. Each holds its share, and they are the
+        last ones of ``turn_log``.
+        """
         entered: list[Waiter] = []
         if self._is_full():
             return entered
@@ -141,7 +151,9 @@ class Admission(Generic[Waiter]):
             elif now >= place.queued_at + PASS_S or self._is_full():
                 break
         for waiter in entered:
-            self._turns.let_in(waiter, self._queue.pop(waiter).flow, now=now)
+            place = self._queue.pop(waiter)
+            self._turns.let_in(waiter, place.flow_name, now=now)
+            self.turn_log.note(place.flow_name, place.num_tokens)
         return entered
 
     def expire(self, *, now: float) -> list[Waiter]:

@@ -5,15 +5,15 @@
     priority 5   flow c  tag    0   [ 10 | 10 ]                has a turn when it had none for ``turn_s``
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996), with the tags kept by flow and not by request: one that leaves
-without having been let in is not charged. docs/decisions/0039-fair-queue.md has the reasons. Knows no limits and no
-clock.
+without having been let in is not charged. A flow has one line, known by its name: ``follow`` gives it another weight or
+priority. docs/decisions/0039-fair-queue.md has the reasons. Knows no limits and no clock.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -47,9 +47,10 @@ class _Line(Generic[Waiter]):
 
     __slots__ = ("costs", "flow", "number", "tag")
 
-    def __init__(self, flow: KeyFlow, tag: float, number: int) -> None:
+    def __init__(self, flow: KeyFlow, number: int) -> None:
         self.flow = flow
-        self.tag = tag
+        """As it is now."""
+        self.tag = 0.0
         """Tokens that its flow has been let in for, divided by its weight."""
         self.number = number
         """Of two lines with one tag the lower number is first."""
@@ -59,40 +60,42 @@ class _Line(Generic[Waiter]):
 class _Class(Generic[Waiter]):
     """The lines of one priority."""
 
-    __slots__ = ("debts", "lines", "order", "turn_at")
+    __slots__ = ("debts", "order", "turn_at")
 
     def __init__(self, now: float) -> None:
-        self.lines: dict[KeyFlow, _Line[Waiter]] = {}
         self.order: list[tuple[float, int, _Line[Waiter]]] = []
-        """The same lines, sorted by tag and number."""
-        self.debts: dict[KeyFlow, float] = {}
+        """Sorted by tag and number."""
+        self.debts: dict[str, float] = {}
         """The tags of flows of which none waits, while others wait: at most one for each key."""
         self.turn_at = now
         """When it was let in last, or came."""
 
-    def line_of(self, flow: KeyFlow, number: int) -> _Line[Waiter]:
-        """The flow's line. A new one begins at the lowest tag, or at the flow's own."""
-        line = self.lines.get(flow)
-        if line is None:
-            lowest = self.order[0][0] if self.order else 0.0
-            line = self.lines[flow] = _Line(flow, max(lowest, self.debts.pop(flow, 0.0)), number)
-            insort(self.order, (line.tag, number, line))
-        return line
+    def put_in(self, line: _Line[Waiter]) -> None:
+        """A line that comes begins at the lowest tag, or at its flow's own."""
+        line.tag = max(self._lowest_tag(), self.debts.pop(line.flow.name, 0.0))
+        insort(self.order, (line.tag, line.number, line))
+
+    def take_out(self, line: _Line[Waiter]) -> None:
+        del self.order[bisect_left(self.order, (line.tag, line.number))]
 
     def remove(self, line: _Line[Waiter]) -> None:
         """No request of the line waits any more. The flow owes what its tag is above those of others."""
-        self._take_out(line)
-        del self.lines[line.flow]
-        self.debts[line.flow] = line.tag
+        self.take_out(line)
+        self.debts[line.flow.name] = line.tag
 
     def charge(self, line: _Line[Waiter], cost: int) -> None:
         """``cost`` tokens of the flow have been let in."""
-        self._take_out(line)
+        self.take_out(line)
         line.tag += cost / line.flow.weight
         insort(self.order, (line.tag, line.number, line))
 
-    def _take_out(self, line: _Line[Waiter]) -> None:
-        del self.order[bisect_left(self.order, (line.tag, line.number))]
+    def forget_paid(self) -> None:
+        """Debts that no line would begin above are forgotten."""
+        lowest = self._lowest_tag()
+        self.debts = {name: tag for name, tag in self.debts.items() if tag > lowest}
+
+    def _lowest_tag(self) -> float:
+        return self.order[0][0] if self.order else 0.0
 
 
 _Entry: TypeAlias = tuple[int, float, int, Waiter, _Line[Waiter], Iterator[Waiter]]
@@ -106,37 +109,50 @@ class FairQueue(Generic[Waiter]):
         """``turn_s``: seconds after which a priority has a turn although earlier ones wait."""
         self._turn_s = turn_s
         self._classes: dict[int, _Class[Waiter]] = {}
+        """By priority. Each has a line."""
+        self._lines: dict[str, _Line[Waiter]] = {}
+        """By the flow's name."""
         self._num_lines = 0
 
     def add(self, waiter: Waiter, flow: KeyFlow, cost: int, *, now: float) -> None:
-        """``waiter`` is the last one in its flow's line. ``cost``: in tokens."""
-        own_class = self._classes.get(flow.priority)
-        if own_class is None:
-            own_class = self._classes[flow.priority] = _Class(now)
-        self._num_lines += 1
-        own_class.line_of(flow, self._num_lines).costs[waiter] = cost
+        """``waiter`` is the last one in the line of ``flow``, which is from now on as given. ``cost``: in tokens."""
+        line = self._lines.get(flow.name)
+        if line is None:
+            self._num_lines += 1
+            line = self._lines[flow.name] = _Line(flow, self._num_lines)
+            self._class_of(flow.priority, now).put_in(line)
+        elif line.flow is not flow:
+            self._change(line, flow, now)
+        line.costs[waiter] = cost
 
-    def let_in(self, waiter: Waiter, flow: KeyFlow, *, now: float) -> None:
-        """``waiter`` waits no more, and its flow is charged."""
-        own_class = self._classes[flow.priority]
+    def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
+        """Each flow is as ``flow_of`` says of its name, from now on. Costs a look at each line."""
+        for line in list(self._lines.values()):
+            self._change(line, flow_of(line.flow.name), now)
+        for each in self._classes.values():
+            each.forget_paid()
+
+    def let_in(self, waiter: Waiter, name: str, *, now: float) -> None:
+        """``waiter`` waits no more, and its flow, of this name, is charged."""
+        line = self._lines[name]
+        own_class = self._classes[line.flow.priority]
         own_class.turn_at = now
-        line = own_class.lines[flow]
         own_class.charge(line, line.costs[waiter])
-        self.remove(waiter, flow)
+        self.remove(waiter, name)
 
-    def remove(self, waiter: Waiter, flow: KeyFlow) -> None:
-        """``waiter`` waits no more, and its flow is not charged."""
-        own_class = self._classes[flow.priority]
-        line = own_class.lines[flow]
+    def remove(self, waiter: Waiter, name: str) -> None:
+        """``waiter`` waits no more, and its flow, of this name, is not charged."""
+        line = self._lines[name]
         del line.costs[waiter]
         if not line.costs:
-            own_class.remove(line)
-        if not own_class.lines:
-            del self._classes[flow.priority]
+            del self._lines[name]
+            self._classes[line.flow.priority].remove(line)
+            self._forget_empty(line.flow.priority)
 
     def clear(self) -> None:
         """None waits any more."""
         self._classes.clear()
+        self._lines.clear()
 
     def in_order(self, most: int, *, now: float) -> Iterator[Waiter]:
         """Those that are to be let in next, ``most`` of them at most. Add and remove none until it has ended."""
@@ -158,15 +174,33 @@ class FairQueue(Generic[Waiter]):
         one with 1 would have none beside one with 100. None: there is no such place. Costs a look at each flow that
         waits.
         """
-        own_class = self._classes.get(flow.priority)
-        own = own_class.lines.get(flow) if own_class is not None else None
-        lines = [line for each in self._classes.values() for line in each.lines.values() if len(line.costs) > 1]
+        own = self._lines.get(flow.name)
+        lines = [line for line in self._lines.values() if len(line.costs) > 1]
         most = max(lines, key=lambda line: len(line.costs) / line.flow.weight, default=None)
         if most is None:
             return None
         if own is not None and len(most.costs) / most.flow.weight <= (len(own.costs) + 1) / flow.weight:
             return None
         return next(reversed(most.costs))
+
+    def _class_of(self, priority: int, now: float) -> _Class[Waiter]:
+        own_class = self._classes.get(priority)
+        if own_class is None:
+            own_class = self._classes[priority] = _Class(now)
+        return own_class
+
+    def _forget_empty(self, priority: int) -> None:
+        if not self._classes[priority].order:
+            del self._classes[priority]
+
+    def _change(self, line: _Line[Waiter], flow: KeyFlow, now: float) -> None:
+        """The line's flow is ``flow`` from now on. With another priority it comes anew there, and owes nothing here."""
+        before, line.flow = line.flow.priority, flow
+        if flow.priority == before:
+            return
+        self._classes[before].take_out(line)
+        self._forget_empty(before)
+        self._class_of(flow.priority, now).put_in(line)
 
     def _heads(self, priority: int, most: int, now: float) -> Iterator[_Entry[Waiter]]:
         """The first request of each line that may be among the next ``most``."""

@@ -7,13 +7,18 @@ A rate is a bucket. Full it holds what may be asked for in a minute, and from em
 of t seconds no more goes through than ``limit * (1 + t / 60)``. A request larger than the
 bucket would never go through, and its client is told so. A bucket is one number, the time when it is full.
 
+A request that no engine got, for want of a place in the queue, gives back what it took of each rate:
+
+    take --it has to wait--> hold --no place--> give_back     what has not flowed in again since, first in first out
+                              +---it is over--> let_go
+
 Keys of one name have one ``KeyUse``. Each router counts for itself. Knows no request and no clock: ``now`` is monotonic
 seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil, inf
@@ -73,14 +78,26 @@ class RateLeft:
     """Seconds after which all of ``per_minute`` is there again, if no more is taken."""
 
 
+class _Take:
+    """The part of a bucket that one request has taken. It flows in again in [``end - seconds``, ``end``)."""
+
+    __slots__ = ("end", "seconds")
+
+    def __init__(self, end: float, seconds: float) -> None:
+        self.end = end
+        self.seconds = seconds
+
+
 class Bucket:
     """One rate. ``per_minute``: None: there is no limit."""
 
-    __slots__ = ("_full_at", "per_minute")
+    __slots__ = ("_full_at", "_held", "per_minute")
 
     def __init__(self) -> None:
         self.per_minute: int | None = None
         self._full_at = -inf
+        self._held: dict[Hashable, _Take] = {}
+        """By the request, in the order in which they took: those that may give back."""
 
     def wait_s(self, amount: int, now: float) -> float:
         """Seconds until ``amount`` may be taken, if no one else takes any; endless if it is more than a minute's."""
@@ -96,10 +113,34 @@ class Bucket:
         if self.per_minute is not None:
             self._full_at = now + self._missing_s(now) + amount * WINDOW_S / self.per_minute
 
+    def hold(self, taker: Hashable, amount: int) -> None:
+        """``taker``, who has just taken ``amount``, may give it back. No one else has taken any since."""
+        if self.per_minute is not None:
+            self._held[taker] = _Take(self._full_at, amount * WINDOW_S / self.per_minute)
+
+    def give_back(self, taker: Hashable, now: float) -> None:
+        """The part of its share that has not flowed in again is there now. Costs a look at each later holder."""
+        share = self._held.get(taker)
+        if share is None:
+            return
+        back_s = min(share.seconds, max(0.0, share.end - now))
+        for later in reversed(self._held.values()):
+            if later is share:
+                break
+            later.end -= back_s
+        self._full_at -= back_s
+        del self._held[taker]
+
+    def let_go(self, taker: Hashable) -> None:
+        """``taker`` gives nothing back any more."""
+        self._held.pop(taker, None)
+
     def left(self, now: float) -> int:
-        """The amount that may be taken at once. Only where there is a rate."""
+        """The amount that may be taken at once, in [0, ``per_minute``]. Only where there is a rate."""
         assert self.per_minute is not None, "no rate"
-        return max(0, int((WINDOW_S - self._missing_s(now) + _ROUNDING_S) * self.per_minute / WINDOW_S))
+        each_s = WINDOW_S / self.per_minute
+        rounding_s = min(_ROUNDING_S, each_s / 2)  # Of a large rate more than one flow in within ``_ROUNDING_S``.
+        return max(0, min(self.per_minute, int((WINDOW_S - self._missing_s(now) + rounding_s) / each_s)))
 
     def rate_left(self, now: float) -> RateLeft | None:
         """The rest of it; None: there is no rate."""
@@ -148,6 +189,25 @@ class KeyUse:
         """The rest of ``requests_per_minute``; None: the key has no such limit."""
         return self._requests.rate_left(now)
 
+    def tokens_left(self, now: float) -> RateLeft | None:
+        """The rest of ``prompt_tokens_per_minute``; None: the key has no such limit."""
+        return self._tokens.rate_left(now)
+
+    def hold(self, taker: Hashable, num_tokens: int) -> None:
+        """``taker``, which has just entered with ``num_tokens``, may ``give_back`` until ``let_go``."""
+        self._requests.hold(taker, 1)
+        self._tokens.hold(taker, num_tokens)
+
+    def give_back(self, taker: Hashable, now: float) -> None:
+        """No engine gets this request: its rates have again what it took, unless that has flowed in already."""
+        self._requests.give_back(taker, now)
+        self._tokens.give_back(taker, now)
+
+    def let_go(self, taker: Hashable) -> None:
+        """``taker`` gives nothing back any more."""
+        self._requests.let_go(taker)
+        self._tokens.let_go(taker)
+
     def leave(self) -> None:
         """A request that entered is over. Once for each."""
         self.num_running -= 1
@@ -164,21 +224,6 @@ class KeyUse:
             limit, left = self._requests.per_minute, self._requests.left(now)
             return OverLimit(LimitedBy.REQUESTS_PER_MINUTE, limit or 0, 1, left, ceil(wait_s))
         return OverLimit(LimitedBy.MAX_CONCURRENT, self._max_concurrent or 0, 1, 0, _RUNNING_RETRY_S)
-
-
-class KeySlot:
-    """One running request of a key that has limits. Owned by its cycle."""
-
-    __slots__ = ("_use", "lines")
-
-    def __init__(self, use: KeyUse, lines: bytes) -> None:
-        """``lines``: header lines that tell its client what its key has left; may be empty."""
-        self._use = use
-        self.lines = lines
-
-    def leave(self) -> None:
-        """The request is over. Once."""
-        self._use.leave()
 
 
 class KeyUses:

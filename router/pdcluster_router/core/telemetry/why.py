@@ -31,6 +31,12 @@ def explained(request: KeptRequest) -> KeptRequest:
     return replace(request, cause=words.cause, cure=words.cure)
 
 
+def explained_by(whole: KeptRequest, part: KeptRequest) -> KeptRequest:
+    """A request in parts that has not ended, with the cause and cure of the part that it waits for most."""
+    words = explain(part)
+    return replace(whole, cause=f"of its part {part.request_id}: {words.cause}", cure=words.cure)
+
+
 def explain(request: KeptRequest) -> Words:
     """Cause and cure; both empty for a request that went well at once."""
     if not request.outcome and request.ended_at_unix_s is None:

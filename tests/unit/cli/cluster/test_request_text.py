@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from pdcluster_cli.cluster.request_text import describe, duration
-from pdcluster_protocol.kept import KeptRequest, Moment
+from pdcluster_protocol.kept import KeptRequest, LineAhead, Moment, QueueAhead
 
 FAILED = KeptRequest(
     request_id="R-7",
@@ -143,3 +144,38 @@ def test_what_comes_after_the_answer_stands_after_its_end() -> None:
         "    1.000 s    0.200 s  ended",
         "    1.200 s             attempt 1: prefill-0 has done its part",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "says"),
+    [
+        (
+            QueueAhead(queue="prefill", first_turn=3, num_requests=0),
+            "no other request was let in while it waited in the queue",
+        ),
+        (
+            QueueAhead(queue="prefill", first_turn=3, num_requests=1, num_known=1, lines=(LineAhead("team-a", 1, 7),)),
+            "1 request let in while it waited in the queue: 1 of its own key (7 tokens)",
+        ),
+        (
+            QueueAhead(
+                queue="prefill",
+                first_turn=3,
+                num_requests=90,
+                num_known=60,
+                lines=(LineAhead("team-b", 40, 900), LineAhead("", 5, 70)),
+                num_other_keys=2,
+            ),
+            "90 requests let in while it waited in the queue; of the last 60: 40 of team-b (900 tokens), "
+            "5 without a key (70 tokens), those of 2 other keys",
+        ),
+        (
+            QueueAhead(queue="prefill", first_turn=3, num_requests=90),
+            "90 requests let in while it waited in the queue; whose they were is not remembered any more",
+        ),
+    ],
+)
+def test_it_is_told_whose_requests_were_ahead(ahead: QueueAhead, says: str) -> None:
+    lines = describe(replace(FAILED, ahead=ahead), {}, "u").split("\n")
+    assert lines[lines.index("cause: it broke") - 2] == f"ahead: {says}"
+    assert not [line for line in describe(FAILED, {}, "u").split("\n") if line.startswith("ahead")]

@@ -28,7 +28,7 @@ def order_of(queue: FairQueue[str], most: int = 100, now: float = 0.0) -> str:
 
 def let_in(queue: FairQueue[str], flow: KeyFlow, *waiters: str, now: float = 0.0) -> None:
     for waiter in waiters:
-        queue.let_in(waiter, flow, now=now)
+        queue.let_in(waiter, flow.name, now=now)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_what_a_key_has_had_is_forgotten_once_none_of_its_priority_waits() -> No
 
 def test_a_request_that_leaves_is_not_charged_and_one_that_is_let_in_out_of_turn_is() -> None:
     queue = queue_of((A, 5, 10), (B, 3, 10))
-    queue.remove("a1", A)
-    queue.remove("a2", A)
+    queue.remove("a1", "a")
+    queue.remove("a2", "a")
     assert order_of(queue) == "a3 b1 a4 b2 a5 b3"
     let_in(queue, A, "a4")
     assert order_of(queue) == "b1 a3 b2 a5 b3"
@@ -166,3 +166,67 @@ def test_a_key_whose_requests_fill_the_queue_gives_a_place_to_another_key() -> N
     assert gate.waiters == ["a0", "a1", "b"]
     gate.give_back(100)
     assert gate.admit(now=1.0) == ["a0", "b", "a1"]
+
+
+def changed(queue: FairQueue[str], *flows: KeyFlow, now: float = 0.0) -> None:
+    """The file of keys has been read anew."""
+    by_name = {flow.name: flow for flow in flows}
+    queue.follow(lambda name: by_name.get(name) or KeyFlow(name), now=now)
+
+
+def test_a_changed_weight_holds_for_requests_that_wait() -> None:
+    queue = queue_of((A, 6, 10), (B, 6, 10))
+    let_in(queue, A, "a1")
+    let_in(queue, B, "b1")
+    changed(queue, A, HEAVY)
+    assert order_of(queue) == "a2 b2 b3 b4 a3 b5 b6 a4 a5 a6"
+
+
+def test_a_request_that_comes_with_another_weight_gives_it_to_those_before_it() -> None:
+    queue = queue_of((A, 3, 10), (B, 3, 10))
+    queue.add("b4", HEAVY, 10, now=0.0)
+    assert order_of(queue) == "a1 b1 b2 b3 a2 b4 a3"
+
+
+def test_a_key_has_no_more_places_for_having_changed_and_its_new_weight_counts() -> None:
+    queue = queue_of((A, 2, 10), (B, 2, 10))
+    changed(queue, HEAVY)
+    queue.add("b3", HEAVY, 10, now=0.0)
+    assert [queue.displaced_by(flow) for flow in (A, HEAVY)] == [None, "a2"]
+    changed(queue)
+    assert [queue.displaced_by(flow) for flow in (A, B)] == [None, None]
+    queue.add("b4", B, 10, now=0.0)
+    assert [queue.displaced_by(flow) for flow in (A, B)] == ["b4", None]
+
+
+def test_a_changed_priority_moves_the_whole_line_which_begins_anew_there() -> None:
+    queue = queue_of((A, 3, 10), (LATE, 2, 10), (B, 2, 10))
+    let_in(queue, A, "a1")
+    early = KeyFlow("late", priority=0)
+    changed(queue, early)
+    assert order_of(queue) == "late1 b1 a2 late2 b2 a3"
+    changed(queue, KeyFlow("a", priority=1), KeyFlow("b", priority=1), early)
+    assert order_of(queue) == "late1 late2 a2 b1 a3 b2"
+    changed(queue, KeyFlow("a", priority=1), KeyFlow("b", priority=1), LATE, now=3.0)
+    assert order_of(queue).split()[:3] == ["a2", "late1", "b1"]
+    for name in ("a", "b", "late"):
+        for waiter in [one for one in order_of(queue).split() if one[:-1] == name]:
+            queue.remove(waiter, name)
+    assert order_of(queue) == ""
+
+
+def test_a_priority_that_comes_by_a_change_waits_for_its_turn_from_then() -> None:
+    queue = queue_of((A, 3, 10), (B, 1, 10))
+    changed(queue, KeyFlow("b", priority=3), now=50.0)
+    let_in(queue, A, "a1", now=55.0)
+    assert order_of(queue, most=1, now=59.9) == "a2"
+    assert order_of(queue, most=1, now=60.0) == "b1"
+
+
+def test_a_debt_is_kept_while_the_weight_changes() -> None:
+    queue = queue_of((A, 9, 10), (B, 1, 30))
+    let_in(queue, A, "a1")
+    let_in(queue, B, "b1")
+    changed(queue, HEAVY)
+    queue.add("b2", HEAVY, 30, now=0.0)
+    assert order_of(queue, most=4) == "a2 a3 a4 b2"

@@ -141,3 +141,89 @@ def test_what_is_left_of_a_rate_of_requests_is_told_and_when_it_is_whole_again()
     assert use.requests_left(0.0) == RateLeft(6, left=4, full_in_s=20.0)
     assert use.requests_left(15.0) == RateLeft(6, left=5, full_in_s=5.0)
     assert use.requests_left(99.0) == RateLeft(6, left=6, full_in_s=0.0)
+
+
+def held(use: KeyUse, name: str, num_tokens: int, now: float) -> None:
+    assert use.enter(num_tokens, now=now) is None
+    use.hold(name, num_tokens)
+
+
+def test_a_request_that_no_engine_got_gives_its_rates_back_once() -> None:
+    use = use_of(requests_per_minute=6, prompt_tokens_per_minute=600)
+    assert use.enter(100, now=0.0) is None
+    held(use, "displaced", 300, now=0.0)
+    for _ in range(2):
+        use.give_back("displaced", 0.0)
+        assert use.requests_left(0.0) == RateLeft(6, left=5, full_in_s=10.0)
+        told = use.enter(501, now=0.0)
+        assert told is not None
+        assert told.left == 500
+
+
+def test_what_has_flowed_in_again_is_not_given_back_too() -> None:
+    """Else a key would get more than its rate by a request that waits: its bucket has been full meanwhile."""
+    use = use_of(requests_per_minute=6)
+    for name in ("first", "second", "third"):
+        held(use, name, 0, now=0.0)
+    use.give_back("first", 15.0)
+    assert use.requests_left(15.0) == RateLeft(6, left=4, full_in_s=15.0)
+    use.give_back("third", 15.0)
+    use.give_back("second", 15.0)
+    assert [use.enter(0, now=15.0) is None for _ in range(7)] == [True] * 6 + [False]
+
+
+def test_a_share_that_is_given_back_moves_the_later_ones_forward() -> None:
+    use = use_of(requests_per_minute=6)
+    held(use, "first", 0, now=0.0)
+    held(use, "second", 0, now=0.0)
+    use.give_back("first", 0.0)
+    assert [use.enter(0, now=15.0) for _ in range(6)] == [None] * 6
+    use.give_back("second", 15.0)
+    assert use.requests_left(15.0) == RateLeft(6, left=0, full_in_s=60.0), "it has flowed in after 10 s"
+
+
+def test_one_that_is_let_go_gives_nothing_back() -> None:
+    use = use_of(requests_per_minute=6)
+    held(use, "one", 0, now=0.0)
+    use.let_go("one")
+    use.give_back("one", 0.0)
+    assert use.requests_left(0.0) == RateLeft(6, left=5, full_in_s=10.0)
+
+
+def test_limits_that_change_meanwhile_give_back_the_same_share() -> None:
+    use = use_of(requests_per_minute=6)
+    held(use, "one", 0, now=0.0)
+    held(use, "two", 0, now=0.0)
+    use.limit(KeyLimits(requests_per_minute=60))
+    use.give_back("two", 0.0)
+    assert use.requests_left(0.0) == RateLeft(60, left=50, full_in_s=10.0)
+    use.limit(NO_LIMITS)
+    use.give_back("one", 0.0)
+    held(use, "three", 0, now=0.0)
+    use.give_back("three", 0.0)
+    use.limit(KeyLimits(requests_per_minute=60))
+    assert use.requests_left(0.0) == RateLeft(60, left=60, full_in_s=0.0)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 600, 2_000_000, 999_999_937, 10**9])
+@pytest.mark.parametrize("uptime_s", [0.0, 1234.567, 3e7])
+def test_what_is_left_of_prompt_tokens_is_exact_and_in_bounds(limit: int, uptime_s: float) -> None:
+    use = use_of(prompt_tokens_per_minute=limit)
+    left = limit
+    for amount in (0, limit // 3, limit // 7, 1, limit // 11):
+        if amount <= left:
+            assert use.enter(amount, now=uptime_s) is None
+            left -= amount
+        rate = use.tokens_left(uptime_s)
+        assert rate is not None
+        assert (rate.per_minute, rate.left) == (limit, left)
+    assert use.enter(left, now=uptime_s) is None, "what is told is let in"
+    assert [rate and rate.left for rate in (use.tokens_left(uptime_s), use.tokens_left(uptime_s + 61))] == [0, limit]
+
+
+def test_what_is_left_is_never_below_zero_though_the_limit_is_lowered() -> None:
+    use = use_of(prompt_tokens_per_minute=600)
+    assert use.enter(600, now=0.0) is None
+    use.limit(KeyLimits(prompt_tokens_per_minute=6))
+    assert use.tokens_left(0.0) == RateLeft(6, left=0, full_in_s=60.0)
+    assert use.requests_left(0.0) is None

@@ -130,11 +130,14 @@ def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
         layers=(layer,),
     )
     failed = msgspec.structs.replace(push, outcome="failed", layers=())
-    lines = [msgspec.json.encode(one).decode() for one in (push, failed)]
-    (tmp_path / "prefill-0.trace").write_text("\n".join(lines) + "\n")
+    beside = [msgspec.structs.replace(push, prompt_tokens=33, forward_begin=begin) for begin in (2.5, 2.6)]
+    ends = [msgspec.structs.replace(layer, acked_at=at) for at in (2.8, 2.7)]
+    beside = [msgspec.structs.replace(one, layers=(end,)) for one, end in zip(beside, ends, strict=True)]
+    for name, pushes in (("prefill-0", (beside[0], push, failed)), ("prefill-1", (beside[1],))):
+        (tmp_path / f"{name}.trace").write_text("".join(msgspec.json.encode(one).decode() + "\n" for one in pushes))
     first, last = push_figures(tmp_path).splitlines()
     assert first == "17 tokens, 1 pushes: pass 1500 ms, last byte 500.0 ms after, 0 MiB/s"
-    assert last == "1 of 2 pushes done, content of 1 compared and equal"
+    assert last == "3 of 4 pushes done, content of 3 compared and equal"
 
 
 def test_what_the_machine_has_or_vllm_does_not_need_is_not_packed() -> None:

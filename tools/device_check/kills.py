@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from operator import sub
 from pathlib import Path
 from typing import Final, Protocol
@@ -82,19 +83,36 @@ def _blocks_come_back(pool: Pool, names: Sequence[str]) -> bool:
 
 
 def push_figures(logs: Path) -> str:
-    """Medians of the pushes by the prompt's length, a line each; the last line counts those that were compared."""
+    """Medians by the prompt's length of the pushes that were alone; the last line counts all that were compared."""
     lines = (line for path in sorted(logs.glob("prefill-*.trace")) for line in path.read_text().splitlines())
     pushes = [msgspec.json.decode(line, type=PushTrace) for line in lines]
     done = [push for push in pushes if push.outcome == "done" and push.layers]
-    lengths = sorted({push.prompt_tokens for push in done})
-    rows = [_figures(length, [push for push in done if push.prompt_tokens == length]) for length in lengths]
+    alone = without_others(done)
+    lengths = sorted({push.prompt_tokens for push in alone})
+    rows = [_figures(length, [push for push in alone if push.prompt_tokens == length]) for length in lengths]
     compared = sum(push.is_content_compared for push in done)
     return "\n".join([*rows, f"{len(done)} of {len(pushes)} pushes done, content of {compared} compared and equal"])
 
 
+def without_others(pushes: Sequence[PushTrace]) -> list[PushTrace]:
+    """The pushes during which no other one was under way, of any prefill engine on this machine."""
+    spans = sorted((push.forward_begin or 0.0, _last(push), number) for number, push in enumerate(pushes))
+    found, ended = list[PushTrace](), 0.0
+    for (begin, end, number), (next_begin, _, _) in zip(spans, [*spans[1:], (inf, inf, 0)], strict=True):
+        if ended <= begin and end <= next_begin:
+            found.append(pushes[number])
+        ended = max(ended, end)
+    return found
+
+
+def _last(push: PushTrace) -> float:
+    """When the last byte was acknowledged."""
+    return max(layer.acked_at for layer in push.layers)
+
+
 def _figures(length: int, pushes: Sequence[PushTrace]) -> str:
     begins, ends = ([getattr(push, name) or 0.0 for push in pushes] for name in ("forward_begin", "forward_end"))
-    lasts = [max(layer.acked_at for layer in push.layers) for push in pushes]
+    lasts = list(map(_last, pushes))
     forward, late = (1e3 * statistics.median(map(sub, *pair)) for pair in ((ends, begins), (lasts, ends)))
     mib = pushes[0].num_bytes / (1 << 20)
     speed = mib / max(1e-6, statistics.median(map(sub, lasts, begins)))

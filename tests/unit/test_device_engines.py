@@ -136,7 +136,7 @@ def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
     for name, pushes in (("prefill-0", (beside[0], push, failed)), ("prefill-1", (beside[1],))):
         (tmp_path / f"{name}.trace").write_text("".join(msgspec.json.encode(one).decode() + "\n" for one in pushes))
     first, last = push_figures(tmp_path).splitlines()
-    assert first == "17 tokens, 1 pushes: pass 1500 ms, last byte 500.0 ms after, 0 MiB/s"
+    assert first == "17 tokens, 1 pushes: pass 1500 ms, last byte 500.0 ms after, 0 MiB/s, 0 % before its end"
     assert last == "3 of 4 pushes done, content of 3 compared and equal"
 
 

@@ -105,6 +105,12 @@ def without_others(pushes: Sequence[PushTrace]) -> list[PushTrace]:
     return found
 
 
+def _hidden(push: PushTrace) -> float:
+    """The share of the bytes that were acknowledged before the pass ended."""
+    end = push.forward_end or 0.0
+    return sum(layer.num_bytes for layer in push.layers if layer.acked_at <= end) / max(1, push.num_bytes)
+
+
 def _last(push: PushTrace) -> float:
     """When the last byte was acknowledged."""
     return max(layer.acked_at for layer in push.layers)
@@ -116,5 +122,6 @@ def _figures(length: int, pushes: Sequence[PushTrace]) -> str:
     forward, late = (1e3 * statistics.median(map(sub, *pair)) for pair in ((ends, begins), (lasts, ends)))
     mib = pushes[0].num_bytes / (1 << 20)
     speed = mib / max(1e-6, statistics.median(map(sub, lasts, begins)))
-    took = f"pass {forward:.0f} ms, last byte {late:.1f} ms after, {speed:.0f} MiB/s"
+    hidden = 100 * statistics.median(map(_hidden, pushes))
+    took = f"pass {forward:.0f} ms, last byte {late:.1f} ms after, {speed:.0f} MiB/s, {hidden:.0f} % before its end"
     return f"{length} tokens, {len(pushes)} pushes: {took}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from tools.device_check import kills
 from tools.device_check.asking import ANSWER_TOKENS, end_of
 from tools.device_check.engines import Pool, differing
 from tools.device_check.kills import kill_each, push_figures
-from tools.device_check.pack_engines import LOCK, THERE, is_taken, name_us, wanted
+from tools.device_check.pack_engines import LOCK, ROOT, THERE, is_taken, name_us, wanted
 
 from pdcluster_cli.local.pool import PoolProcess
 from pdcluster_protocol.ids import TransferId
@@ -162,3 +164,43 @@ def test_vllm_finds_the_connector_by_what_is_packed(tmp_path: Path) -> None:
     name_us(tmp_path)
     (points,) = tmp_path.glob("pdcluster-*.dist-info/entry_points.txt")
     assert "pdcluster_connector.plugin:register" in points.read_text()
+
+
+def lent(tmp_path: Path, call: str, left_s: int, archives: tuple[str, ...]) -> str:
+    """What ``lent.sh`` says, with a Python that only says how it was called."""
+    for name in ("here", "out", "bin", "empty", "there"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    for name in ("python3", "nvidia-smi"):
+        stub = tmp_path / "bin" / name
+        stub.write_text(f'#!/bin/sh\necho "{name} $*"\n')
+        stub.chmod(0o755)
+    script = tmp_path / "here" / "lent.sh"
+    script.write_text((ROOT / "tools/device_check/lent.sh").read_text())
+    for name in archives:
+        subprocess.run(["tar", "cJf", str(tmp_path / "here" / name), "-C", str(tmp_path / "empty"), "."], check=True)
+    env = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "OUT": str(tmp_path / "out"),
+        "THERE": str(tmp_path / "there"),
+        "LEFT_S": str(left_s),
+    }
+    command = ["bash", str(script), call]
+    return subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, check=False).stdout
+
+
+def test_the_lent_machine_runs_the_checks_and_then_engines(tmp_path: Path) -> None:
+    said = lent(tmp_path, "parts", 100, ("connector.tar.xz", "vllm.tar.xz"))
+    assert f"-m tools.device_check --report {tmp_path}/out/report.md" in said
+    assert "another machine than the first call's" in lent(tmp_path, "engines", 100, ("packages.tar.xz",))
+    (tmp_path / "there/site/vllm").mkdir()
+    said = lent(tmp_path, "engines", 100, ("packages.tar.xz",))
+    calls = [line.split()[2] for line in said.splitlines() if line.startswith("python3 -m")]
+    assert calls == ["tools.device_check.engines", "tools.device_check.engines", "pdcluster_cli"]
+    assert (tmp_path / "out/engines.log").read_text() == said
+
+
+def test_what_the_time_does_not_suffice_for_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "there/site/vllm").mkdir(parents=True)
+    said = lent(tmp_path, "engines", 5, ("packages.tar.xz",))
+    assert said.count("left out, no time") == 3
+    assert "python3 -m" not in "".join(line for line in said.splitlines(keepends=True) if line.startswith("python3"))

@@ -4,10 +4,10 @@
 #     bash .device/lent.sh parts      first call: .device with connector.tar.xz, vllm.tar.xz and this file
 #     bash .device/lent.sh engines    second call, on the same machine: .device with packages.tar.xz and this file
 #
-# $OUT: the folder that comes back. $LEFT_S: seconds that the whole may take.
-set -u
+# $OUT: the folder that comes back. $LEFT_S: seconds that the whole may take. $THERE: what stays between the calls.
+set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-there=/tmp/device-check
+there=${THERE:-/tmp/device-check}
 root=$PWD
 left_s=${LEFT_S:-300}
 began=$SECONDS

@@ -22,12 +22,12 @@ from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.device import CpuDevice, Device, DeviceEvent
 from pdcluster_connector.engine_facts import EngineFacts, Memory
-from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
+from pdcluster_connector.settings import PushTiming, Settings
+from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.params import SideChannelAddress
+from pdcluster_protocol.params import ContentCheck, SideChannelAddress
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
@@ -86,6 +86,8 @@ class Request:
     name: str
     prefill_blocks: BlockTable
     decode_blocks: BlockTable
+    check: ContentCheck = ContentCheck.OFF
+    """How much of its content is compared."""
 
 
 class _SavedLayer:
@@ -169,6 +171,14 @@ class DecodeEnd:
         """The scheduler has reserved the requests' blocks."""
         self.rank.worker.begin_step(DecodeStep(expects=tuple(_expect_of(request, self.shape) for request in requests)))
 
+    def cancel(self, name: str, reason: str) -> None:
+        """No push may complete the request any more."""
+        self.rank.worker.begin_step(DecodeStep(cancels=(Cancel(RequestId(name), reason),)))
+
+    def take_lost(self) -> dict[str, str]:
+        """Requests of which an attempt was given up since the last call, and why."""
+        return {lost.request_id: lost.reason for lost in self.rank.worker.losses()}
+
     def take_ended(self) -> dict[str, bool]:
         """Requests whose wait has ended since the last call, and whether their KV is here."""
         receipts = self.rank.worker.receipts()
@@ -179,13 +189,21 @@ class DecodeEnd:
         self.rank.close()
 
 
-def open_prefill(cache: Cache, rank: int, host: str, trace_file: str = "", device: Device | None = None) -> PrefillEnd:
+def open_prefill(
+    cache: Cache,
+    rank: int,
+    host: str,
+    trace_file: str = "",
+    device: Device | None = None,
+    timing: PushTiming = PushTiming.LAYERWISE,
+) -> PrefillEnd:
     """A prefill rank over ``cache`` that pushes from ``host``. ``device``: of the cache; None: a CPU that counts.
 
     Raises:
         ConfigError: The transport cannot start.
     """
-    facts, device = _facts(Role.PREFILL, cache, host, trace_file), device or CountingDevice()
+    settings = Settings(trace_file=trace_file, push=timing)
+    facts, device = _facts(Role.PREFILL, cache, host, settings), device or CountingDevice()
     return PrefillEnd(make_prefill_rank(facts, _memory(cache, rank), device=device), cache.shape, device)
 
 
@@ -195,11 +213,11 @@ def open_decode(cache: Cache, rank: int, host: str) -> DecodeEnd:
     Raises:
         ConfigError: The transport cannot start.
     """
-    facts = _facts(Role.DECODE, cache, host, "")
+    facts = _facts(Role.DECODE, cache, host, Settings())
     return DecodeEnd(make_decode_rank(facts, _memory(cache, rank)), cache.shape)
 
 
-def _facts(role: Role, cache: Cache, host: str, trace_file: str) -> EngineFacts:
+def _facts(role: Role, cache: Cache, host: str, settings: Settings) -> EngineFacts:
     shape = cache.shape
     return EngineFacts(
         engine_id=EngineId(role.name.lower()),
@@ -208,7 +226,7 @@ def _facts(role: Role, cache: Cache, host: str, trace_file: str) -> EngineFacts:
         tp_size=cache.tp_size,
         kv_heads=(shape.kv_heads,),
         device_type=cache.device_type,
-        settings=Settings(trace_file=trace_file),
+        settings=settings,
         secret=_SECRET,
         groups=(KvGroup(shape.block_size),),
     )
@@ -232,13 +250,20 @@ def _fingerprint(shape: KvShape) -> KvFingerprint:
 
 
 def _expect_of(request: Request, shape: KvShape) -> Expect:
-    span = (0, len(request.decode_blocks) * shape.block_size)
-    return Expect(RequestId(request.name), TransferId(request.name), DEADLINE_MS, ((span,),))
+    spans = ((0, len(request.decode_blocks) * shape.block_size),)
+    content = None
+    if request.check is not ContentCheck.OFF:
+        content = ContentOrder((spans,), (request.decode_blocks,), request.check)
+    return Expect(RequestId(request.name), TransferId(request.name), DEADLINE_MS, (spans,), content=content)
 
 
 def _slice_of(request: Request, shape: KvShape, decode: tuple[SideChannelAddress, ...]) -> PushSlice:
     transfer, attempt = TransferId(request.name), Attempt(1)
     num_tokens = len(request.prefill_blocks) * shape.block_size
+    ours, theirs = (request.prefill_blocks,), (request.decode_blocks,)
+    content = None
+    if request.check is not ContentCheck.OFF:
+        content = ContentOrder((((0, num_tokens),),), ours, request.check, theirs)
     return PushSlice(
         request_id=RequestId(request.name),
         transfer_id=transfer,
@@ -248,4 +273,5 @@ def _slice_of(request: Request, shape: KvShape, decode: tuple[SideChannelAddress
         groups=(GroupSlice(0, num_tokens, request.prefill_blocks, request.decode_blocks),),
         num_prompt_tokens=num_tokens,
         is_last=True,
+        content=content,
     )

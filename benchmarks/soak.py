@@ -89,7 +89,7 @@ def _steps(plan: Plan) -> Iterator[list[Request]]:
     while left > 0:
         counts = [dice.randint(1, MAX_BLOCKS) for _ in range(min(left, dice.randint(1, MAX_AT_ONCE)))]
         requests = [
-            Request(f"soak-{left - number}-{time.monotonic_ns()}", *(pool.take(count) for pool in pools))
+            Request(f"soak-{left - number}-{time.monotonic_ns()}", pools[0].take(count), pools[1].take(count))
             for number, count in enumerate(counts)
         ]
         yield requests

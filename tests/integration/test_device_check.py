@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from tools.device_check import pack
+from tools.device_check import late_errors, pack
 from tools.device_check.__main__ import CHECKS, ROOT, Check, run
+from tools.device_check.late_errors import Report, fail_on_decode, fail_on_prefill
 from tools.device_check.layers import SHAPE, push_one
 from tools.device_check.pair import open_pair
 from tools.device_check.reshard import Exchange, new_layer, reshard
 from tools.device_check.results import Finding, Verdict, is_good, page
+
+from fakes.async_device import AsyncRuntime
+from fakes.late_errors import Kind
+from pdcluster_connector.device import AcceleratorDevice, DeviceEvent, DeviceFault
 
 CPU = torch.device("cpu")
 THERE = {"torch", "numpy", "aiohttp", "pytest"}
@@ -33,6 +38,69 @@ def test_what_prefill_computes_is_on_decode_and_a_layer_that_is_not_is_named(tp:
         assert push_one(pair, 0) == ""
         assert "the first in layer 2" in push_one(pair, 1, left_out=2)
         assert push_one(pair, 2) == ""
+
+
+class Deaf(AcceleratorDevice):
+    """Takes each layer for done, also when its device says that a kernel has failed."""
+
+    num_faults = 0
+
+    def is_done(self, event: DeviceEvent) -> bool:
+        try:
+            return super().is_done(event)
+        except DeviceFault:
+            return True
+
+
+class TellsForward(AcceleratorDevice):
+    """Tells the forward thread too, as CUDA does."""
+
+    runtime: AsyncRuntime
+
+    def record(self) -> DeviceEvent:
+        if self.runtime.late.has_failed:
+            raise DeviceFault("a kernel has failed")
+        return super().record()
+
+
+def after_a_kernel_failed(kind: type[AcceleratorDevice]) -> Report:
+    """What the check finds on the tests' device."""
+    runtime, report = AsyncRuntime(), Report()
+    device = kind(runtime, 1)
+    if isinstance(device, TellsForward):
+        device.runtime = runtime
+    try:
+        with open_pair(CPU, late_errors.SHAPE, late_errors.TP, device) as pair:
+            fail_on_prefill(lambda _source: runtime.late.fail(Kind.STAYS), pair, report)
+            runtime.release()
+    finally:
+        runtime.close()
+    return report
+
+
+def test_after_a_kernel_of_prefill_has_failed_each_push_is_lost_and_blocks_come_back() -> None:
+    report = after_a_kernel_failed(AcceleratorDevice)
+    assert report.wrong == []
+    assert any("prefill's blocks free" in one for one in report.seen)
+
+
+def test_a_rank_that_is_told_in_its_forward_pass_ends_and_the_pushes_with_it() -> None:
+    report = after_a_kernel_failed(TellsForward)
+    assert report.wrong == []
+    assert any("the forward thread was told" in one for one in report.seen)
+
+
+def test_a_rank_that_pushes_what_was_never_computed_is_found() -> None:
+    report = after_a_kernel_failed(Deaf)
+    assert any("plain was received" in one for one in report.wrong), report.text
+
+
+def test_a_decode_rank_that_takes_a_push_though_its_device_failed_is_found() -> None:
+    """On a CPU no kernel fails late, so the push ends well, which the check must not like."""
+    report = Report()
+    with open_pair(CPU, late_errors.SHAPE, late_errors.TP) as pair:
+        fail_on_decode(pair, report)
+    assert report.wrong == ["compared was received"]
 
 
 def test_what_ranks_do_not_exchange_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,13 +169,13 @@ def test_the_pack_takes_the_locked_packages() -> None:
     assert [re.sub("==.*", "", name) for name in pack._locked()] == list(pack.PACKAGES)
 
 
-@pytest.mark.slow  # a minute and a half
+@pytest.mark.slow  # two minutes
 def test_the_whole_command_runs_on_a_cpu(tmp_path: Path) -> None:
     report = tmp_path / "report.md"
     command = [sys.executable, "-m", "tools.device_check", "--device", "cpu", "--report", str(report)]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
     lines = {line.split("|")[1].strip(): line.split("|")[0].strip() for line in done.stdout.splitlines()}
-    left_out = {"events", "control"}
+    left_out = {"events", "control", "late-errors"}
     assert lines == {check.name: "left out" if check.name in left_out else "passed" for check in CHECKS}
     assert all(f"## {check.name}" in report.read_text() for check in CHECKS)

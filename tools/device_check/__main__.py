@@ -1,7 +1,7 @@
 """``python -m tools.device_check``: what the connector needs of an accelerator, tried on the one of this machine.
 
-    python -m tools.device_check --report docs/reports/h200.md      on a lent machine, at most ten minutes
-    python -m tools.device_check --device cpu                       the same path without one
+    python -m tools.device_check --report report.md      on a lent machine, at most ten minutes
+    python -m tools.device_check --device cpu            the same path without one
 
 Each check is a process of its own with a limit, so a device that hangs fails one check. Decision 0017 explains each.
 """
@@ -42,15 +42,18 @@ class Check:
 
 
 CHECKS: Final = (
-    Check("machine", f"{_HERE}.machine", 60),
-    Check("events", f"{_HERE}.events", 60),
-    Check("contract", "pytest", 90, (*_CONTRACT, str(ROOT / "tests/contract/test_device.py"))),
-    Check("layers", f"{_HERE}.layers", 90),
-    Check("control", f"{_HERE}.control", 60),
-    Check("reshard", f"{_HERE}.reshard", 60),
-    Check("content-sums", f"{_HERE}.content_sums", 45),
-    Check("hook", f"{_HERE}.hook", 60),
-    Check("bandwidth", f"{_HERE}.bandwidth", 60),
+    Check("machine", f"{_HERE}.machine", 25),
+    Check("events", f"{_HERE}.events", 25),
+    Check("contract", "pytest", 50, (*_CONTRACT, str(ROOT / "tests/contract/test_device.py"))),
+    Check("layers", f"{_HERE}.layers", 60),
+    Check("control", f"{_HERE}.control", 30),
+    Check("reshard", f"{_HERE}.reshard", 30),
+    Check("content-sums", f"{_HERE}.content_sums", 30),
+    Check("hook", f"{_HERE}.hook", 40),
+    Check("bandwidth", f"{_HERE}.bandwidth", 40),
+    Check("late-errors", f"{_HERE}.late_errors", 90),
+    Check("copies", f"{_HERE}.copies", 90),
+    Check("handover", f"{_HERE}.handover", 80),
 )
 """Their limits are less than ten minutes together."""
 _SLOWER: Final = {"cpu": 5}
@@ -60,13 +63,13 @@ _SLOWER: Final = {"cpu": 5}
 def main() -> int:
     given = _parser().parse_args()
     findings = []
+    command = f"python -m tools.device_check --device {given.device}"
     for check in CHECKS:
         if check.name in given.checks:
             findings.append(run(check, given.device))
             print(findings[-1].line, flush=True)
-    if given.report:
-        command = f"python -m tools.device_check --device {given.device}"
-        given.report.write_text(page(f"Device check on {given.device}", command, findings))
+            if given.report:  # after each: the machine may be gone before the last
+                given.report.write_text(page(f"Device check on {given.device}", command, findings))
     return 0 if is_good(findings) else 1
 
 

@@ -1,21 +1,22 @@
-"""Checks with real vLLM engines on the device that a pair behind the router answers like a single engine.
+"""Checks with real vLLM engines on the device that a pool behind the router answers like a single engine.
 
-    python -m tools.device_check.engines --device cuda --dtype bfloat16 eager graphs
+    python -m tools.device_check.engines --device cuda --dtype bfloat16 --kill graphs
 
-All engines of a setup share the one device, and the content of each push is compared in full.
+Two prefill and two decode engines and a single one share the one device; the content of each push is compared in full.
+The single engine is asked twice. At the second time its prefix cache has all of a prompt but the last token, which it
+then computes alone, as decode does. So the pool must answer like that in every dtype. In bfloat16 the first time may
+differ: matrices of another shape round otherwise. ``--kill``: then engines are killed under load (``kills.py``).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import signal
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,10 +24,12 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from tools.device_check.asking import ANSWER_TOKENS, Answer, answer_of, answers_at_once
+from tools.device_check.kills import kill_each, push_figures
+
 from pdcluster_cli.local.pool import PoolProcess, RouterPlan, start_members, wait_ready
 from pdcluster_cli.models.tiny_model import TINY, ModelShape, ensure_tiny_model
 from pdcluster_cli.processes.engines import (
-    LOOPBACK,
     OFFLINE,
     SCRATCH,
     EnginePlan,
@@ -45,15 +48,15 @@ SHAPES: Final = {
     LocalDevice.CPU: TINY,
     LocalDevice.CUDA: ModelShape(16, 8, 4, 128, hidden=1024, intermediate=2816, weight_std=0.045),
 }
-LENGTHS: Final = (1, 15, 16, 17, 127, 600, 1500, 2049, 3000, 4100)
-"""Lengths of prompts in tokens; each is asked ``ROUNDS`` times."""
+LENGTHS: Final = (1, 17, 33, 129, 641, 1537, 2049, 3073, 4097)
+"""Lengths of prompts in tokens: whole blocks of any size to 32 and one more; each is asked ``ROUNDS`` times."""
 ROUNDS: Final = {LocalDevice.CPU: 1, LocalDevice.CUDA: 6}
 AT_ONCE: Final = 16
-ANSWER_TOKENS: Final = 32
 START_S: Final = 300.0
-ANSWER_S: Final = 120.0
-SHARED: Final = ("--max-model-len", "8192", "--kv-cache-memory-bytes", str(2 << 30), "--no-enable-prefix-caching")
-ON_DEVICE: Final = ("--gpu-memory-utilization", "0.2", "--max-num-batched-tokens", "2048", "--max-num-seqs", "32")
+ROLES: Final = (PoolRole.PREFILL, PoolRole.PREFILL, PoolRole.DECODE, PoolRole.DECODE, PoolRole.SINGLE)
+SHARED: Final = ("--max-model-len", "8192", "--kv-cache-memory-bytes", str(2 << 30))
+CACHED: Final = {True: "--enable-prefix-caching", False: "--no-enable-prefix-caching"}
+ON_DEVICE: Final = ("--gpu-memory-utilization", "0.1", "--max-num-batched-tokens", "2048", "--max-num-seqs", "32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,107 +87,127 @@ def main() -> int:
     env = {**zygote_env(device), **secret_env(os.environ), **OFFLINE}
     zygote = Zygote(preload_modules(device), env=env, log_path=folder / "import.log", scratch=SCRATCH)
     try:
-        failed = [name for name in given.setups if not compare(zygote, name, given.dtype, device, model, folder)]
+        failed = [name for name in given.setups if not compare(zygote, name, given, model, folder)]
     finally:
         zygote.stop()
-    print(f"{', '.join(failed)}: not like a single engine" if failed else "like a single engine", flush=True)
+    print(f"{', '.join(failed)}: FAILED" if failed else "like a single engine", flush=True)
     return len(failed)
 
 
-def compare(zygote: Zygote, name: str, dtype: str, device: LocalDevice, model: Path, folder: Path) -> bool:
-    """Run one setup and print a line about it. Returns whether all answers were equal and whole."""
-    logs = folder / name
+def compare(zygote: Zygote, name: str, given: argparse.Namespace, model: Path, folder: Path) -> bool:
+    """Run one setup and print lines about it. Returns whether the pool's answers were equal and whole."""
+    logs, device = folder / name, LocalDevice(given.device)
     logs.mkdir(exist_ok=True)
     began = time.monotonic()
     try:
-        with _started(zygote, SETUPS[name], dtype, device, model, logs) as (single, router):
-            ready_s = time.monotonic() - began
-            prompts = list(_prompts(SHAPES[device].vocab, ROUNDS[device]))
-            return _compared(f"{name} {dtype}, ready after {ready_s:.0f} s", single, router, prompts)
+        with _started(zygote, SETUPS[name], given.dtype, device, model, logs) as pool:
+            print(f"{name} {given.dtype}: ready after {time.monotonic() - began:.0f} s", flush=True)
+            prompts = list(_prompts(SHAPES[device].vocab, ROUNDS[device], given.longest))
+            answers = pool.compared(prompts)
+            print(push_figures(logs), flush=True)
+            return answers is not None and (not given.kill or kill_each(pool, prompts, answers))
     except (EngineDied, NotReady, OSError, TimeoutError) as error:
-        print(f"{name} {dtype}: {error}")
+        print(f"{name} {given.dtype}: {error}")
         for log in sorted(logs.glob("*.log")):
             print(f"--- {log.name}\n{last_lines(log, 25)}")
         return False
 
 
-def _compared(title: str, single: int, router: int, prompts: Sequence[list[int]]) -> bool:
-    for port in (single, router):
-        _answer(port, prompts[-1])  # so that the first request's compiling and measuring is not timed
-    took, alone = {single: 0.0, router: 0.0}, {}
-    for port in (single, router):
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """All engines of a setup, which run, and the router before them."""
+
+    front: int
+    """The router's port."""
+    members: Mapping[str, PoolProcess]
+
+    def compared(self, prompts: Sequence[list[int]]) -> list[Answer] | None:
+        """The pool's answers, one prompt after the other; None: they are not right. Prints a line."""
+        single = self.members[PoolRole.SINGLE.value].port
+        for port in (single, self.front, self.front):
+            answer_of(port, prompts[-1][::-1])  # so that the first request's compiling and measuring is not timed
+        first, alone, seconds = list[Answer](), list[Answer](), {single: 0.0, self.front: 0.0}
+        for prompt in prompts:
+            began = time.monotonic()
+            first.append(answer_of(single, prompt))
+            seconds[single] += time.monotonic() - began
+            alone.append(answer_of(single, prompt))
         began = time.monotonic()
-        alone[port] = [_answer(port, prompt) for prompt in prompts]
-        took[port] = time.monotonic() - began
-    differ = [len(p) for p, one, two in zip(prompts, alone[single], alone[router], strict=True) if one != two]
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        crowd = list(threads.map(lambda prompt: _answer(router, prompt), prompts))
-    whole = sum(len(answer) == ANSWER_TOKENS for answer in crowd)
-    equal = sum(one == two for one, two in zip(alone[single], crowd, strict=True))
-    distinct = len({token for answer in alone[single] for token in answer})
-    print(
-        f"{title}: {len(prompts)} prompts one by one, {len(differ)} answers differ {differ or ''} "
-        f"({distinct} different tokens said; {took[single]:.1f} s single, {took[router]:.1f} s pair); "
-        f"{AT_ONCE} at once: {whole} whole, {equal} equal",
-        flush=True,
-    )
-    return not differ and whole == len(prompts)
+        ours = [answer_of(self.front, prompt) for prompt in prompts]
+        seconds[self.front] = time.monotonic() - began
+        crowd = answers_at_once(self.front, prompts, AT_ONCE)
+        lengths = list(map(len, prompts))
+        differ, told, moved = (differing(lengths, ours, theirs) for theirs in (alone, first, crowd))
+        whole = sum(len(answer) == ANSWER_TOKENS for answer in crowd)
+        said = len({token for answer in ours for token in answer})
+        print(
+            f"{len(prompts)} prompts one by one ({said} different tokens said; {seconds[single]:.1f} s single, "
+            f"{seconds[self.front]:.1f} s pool). Answers unlike the single engine's: where it computes the last token "
+            f"alone {len(differ)} {differ or ''}, where not {len(told)} {told or ''}. "
+            f"{AT_ONCE} at once: {whole} whole, {len(crowd) - len(moved)} as one by one",
+            flush=True,
+        )
+        return ours if not differ and whole == len(prompts) else None
+
+
+def differing(lengths: Sequence[int], ours: Sequence[Answer], theirs: Sequence[Answer]) -> list[int]:
+    """The lengths of the prompts that were answered otherwise. Pure."""
+    return [length for length, one, two in zip(lengths, ours, theirs, strict=True) if one != two]
 
 
 @contextmanager
-def _started(
-    zygote: Zygote, setup: Setup, dtype: str, device: LocalDevice, model: Path, logs: Path
-) -> Iterator[tuple[int, int]]:
-    """Ports of a running single engine, and of a running router before a pair."""
-    roles = (PoolRole.PREFILL, PoolRole.DECODE, PoolRole.SINGLE)
-    with held_ports(2 + len(roles)) as (front, internal, *ports):
-        plans = [_plan(*one, setup, dtype, device, model, logs) for one in zip(roles, ports, strict=True)]
+def _started(zygote: Zygote, setup: Setup, dtype: str, device: LocalDevice, model: Path, logs: Path) -> Iterator[Pool]:
+    with held_ports(2 + len(ROLES)) as (front, internal, *ports):
+        plans = [
+            _plan(
+                f"{role.value}-{number}" if role is not PoolRole.SINGLE else role.value,
+                role,
+                port,
+                setup,
+                dtype,
+                device,
+                model,
+                logs,
+            )
+            for number, (role, port) in enumerate(zip(ROLES, ports, strict=True))
+        ]
         router = RouterPlan(front, logs / "router.log", logs / "router.trace", internal_port=internal)
-        with _running(zygote, plans, router):
-            yield plans[-1].port, front
+        with _running(zygote, plans, router) as members:
+            yield Pool(front, {member.name: member for member in members})
 
 
 @contextmanager
-def _running(zygote: Zygote, plans: Sequence[EnginePlan], router: RouterPlan) -> Iterator[None]:
+def _running(zygote: Zygote, plans: Sequence[EnginePlan], router: RouterPlan) -> Iterator[list[PoolProcess]]:
     """All engines and the router run until the block ends. The last of ``plans`` is the single engine's."""
     alone, members = plans[-1], list[PoolProcess]()
     try:
         members.append(PoolProcess(alone.name, alone.port, zygote.start_engine(engine_spec(alone))))
         members += start_members(zygote, plans[:-1], router, _say, timeout_s=START_S)
         wait_ready(members[:1], members, _say, deadline=time.monotonic() + START_S)
-        yield
+        yield members
     finally:
+        for member in members:
+            member.handle.signal(signal.SIGTERM)
         for member in members:
             member.handle.stop(5.0)
 
 
 def _plan(
-    role: PoolRole, port: int, setup: Setup, dtype: str, device: LocalDevice, model: Path, logs: Path
+    name: str, role: PoolRole, port: int, setup: Setup, dtype: str, device: LocalDevice, model: Path, logs: Path
 ) -> EnginePlan:
-    plan = EnginePlan(role.value, role, model, port, logs / f"{role.value}.log", device)
+    plan = EnginePlan(name, role, model, port, logs / f"{name}.log", device)
     there = () if device is LocalDevice.CPU else ON_DEVICE
-    args = (*SHARED, *there, "--dtype", dtype, *setup.args)
-    trace, settings = logs / f"{role.value}.trace", {"content_check": "full"}
+    args = (*SHARED, CACHED[role is PoolRole.SINGLE], *there, "--dtype", dtype, *setup.args)
+    trace, settings = logs / f"{name}.trace", {"content_check": "full"}
     return replace(plan, args=args, env=dict(setup.env), trace_file=trace, connector=settings)
 
 
-def _prompts(vocab: int, rounds: int) -> Iterator[list[int]]:
+def _prompts(vocab: int, rounds: int, longest: int) -> Iterator[list[int]]:
     random = Random(1)  # noqa: S311 - the same prompts each time
     numbers = count()
     for _ in range(rounds):
-        for length in LENGTHS:
+        for length in (one for one in LENGTHS if one <= longest):
             yield [next(numbers) % 256 + 16, *(random.randrange(16, vocab) for _ in range(length - 1))]
-
-
-def _answer(port: int, prompt: list[int]) -> tuple[int, ...]:
-    """The token ids of a greedy answer."""
-    asked = {"max_tokens": ANSWER_TOKENS, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
-    body = {"prompt": prompt, **asked}
-    request = urllib.request.Request(
-        f"http://{LOOPBACK}:{port}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=ANSWER_S) as response:  # noqa: S310 - the same
-        return tuple(json.loads(response.read())["choices"][0]["token_ids"])
 
 
 def _say(line: str) -> None:
@@ -196,6 +219,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("setups", nargs="*", default=["eager", "graphs"], choices=SETUPS)
     parser.add_argument("--device", default="cpu", choices=[device.value for device in SHAPES])
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--longest", type=int, default=max(LENGTHS), help="tokens of the longest prompt")
+    parser.add_argument("--kill", action="store_true", help="then kill engines under load")
     parser.add_argument("--logs", type=Path)
     return parser
 

@@ -4,6 +4,8 @@
     lib/         libraries of this system that Mooncake links, without those that every Linux with a driver has
 
 Run there: ``PYTHONPATH=.device/python LD_LIBRARY_PATH=.device/lib python -m tools.device_check``.
+
+With ``--engines`` both go into an archive, and vLLM into two more: ``pack_engines.py``.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tools.device_check import pack_engines
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / ".device"
 PACKAGES: Final = ("msgspec", "pyzmq")
 """Packages beside Mooncake that the checks import and a machine with PyTorch may lack."""
-PLATFORM: Final = "x86_64-manylinux_2_28"
+PLATFORM: Final = "x86_64-manylinux_2_35"
+_RUN: Final = Path(__file__).with_name("lent.sh")
 _UV: Final = str(Path(sys.executable).with_name("uv"))
 _ENGINE: Final = "mooncake/engine.so"
 _EVERYWHERE: Final = (
@@ -55,8 +60,25 @@ def main() -> int:
             _copy(path, python / path.relative_to(site))
         for path in _system(site):
             _copy(path, FOLDER / "lib" / path.name)
-    print(f"{FOLDER}: {sum(one.stat().st_size for one in FOLDER.rglob('*') if one.is_file()) >> 20} MiB")
+    if given.engines:
+        _pack_engines(given.python, given.chip)
+    for path in sorted(FOLDER.iterdir()):
+        print(f"{path.relative_to(ROOT)}: {sum(map(_size, [path, *path.rglob('*')])) / (1 << 20):.1f} MiB")
     return 0
+
+
+def _pack_engines(python: str, chip: int) -> None:
+    """Pack the connector's part as an archive too, and vLLM."""
+    pack_engines.archive(FOLDER / "connector.tar.xz", FOLDER, [one for one in FOLDER.rglob("*") if one.is_file()])
+    for part in ("python", "lib"):
+        shutil.rmtree(FOLDER / part)
+    with tempfile.TemporaryDirectory() as folder:
+        pack_engines.pack(Path(folder), FOLDER, chip, python, PLATFORM, _UV)
+    _copy(_RUN, FOLDER / _RUN.name)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _locked() -> list[str]:
@@ -132,6 +154,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mooncake", default="mooncake-transfer-engine-cuda13==0.3.14", help="its build for that machine"
     )
+    parser.add_argument("--engines", action="store_true", help="vLLM too, all of it as archives")
+    parser.add_argument("--chip", type=int, default=90, help="for which vLLM's code is kept: 90 is an H100 or H200")
     return parser
 
 

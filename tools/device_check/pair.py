@@ -10,20 +10,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, repeat
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import torch
 from benchmarks.kv_content import KvWords
 from benchmarks.kv_shape import KvShape, TpRank
-from benchmarks.ranks import Cache, DecodeEnd, PrefillEnd, Request, open_decode, open_prefill
+from benchmarks.ranks import Cache, PrefillEnd, Request, open_decode, open_prefill
 from tools.device_check.where import synchronize
 
 from pdcluster_connector.device import Device, Stream, select_device
+from pdcluster_connector.settings import PushTiming
 from pdcluster_protocol.params import SideChannelAddress
 
 HOST: Final = "127.0.0.1"
@@ -72,6 +74,17 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class End:
+    """How the wait for one request ended on decode."""
+
+    is_received: bool
+    said: str
+    """Wrong bytes of what was received; else why the request was given up."""
+    moment: float
+    """Monotonic seconds, of the machine: both processes have the same."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The ranks of both engines. One thread uses it."""
 
@@ -82,23 +95,33 @@ class Pair:
     addresses: tuple[SideChannelAddress, ...]
     decode: Connection
 
-    def prepare(self, request: Request) -> torch.Tensor:
-        """Set the KV to compute, make prefill's memory stale, let decode wait. Returns prefill's blocks: int64."""
+    def prepare(self, *requests: Request) -> torch.Tensor:
+        """Set the KV to compute, make all memory stale, let decode wait. Returns prefill's blocks: int64."""
         for source in self.sources:
             host = torch.zeros(source.cache.num_bytes, dtype=torch.uint8)
-            source.cache.words(host).fill(request.name, request.prefill_blocks)
+            for request in requests:
+                source.cache.words(host).fill(request.name, request.prefill_blocks)
             source.final.copy_(host.view_as(source.final))
             source.cache.bytes.fill_(STALE)
-        blocks = torch.tensor(request.prefill_blocks, device=self.where)
+        blocks = torch.tensor([block for request in requests for block in request.prefill_blocks], device=self.where)
         synchronize(self.where)
-        self._ask("expect", request)
+        for word, request in zip(chain(["expect"], repeat("also")), requests, strict=False):
+            self._ask(word, request)
         return blocks
+
+    def expect(self, request: Request) -> None:
+        """Let decode wait for a request of which the bytes do not matter."""
+        self._ask("also", request)
 
     def push(self, request: Request, compute: Callable[[Source, int], object]) -> None:
         """Run one forward pass of every prefill rank. Returns before its kernels have ended."""
+        self.push_all([request], compute)
+
+    def push_all(self, requests: Sequence[Request], compute: Callable[[Source, int], object]) -> None:
+        """As ``push``, with several requests in the one forward pass."""
         with self.forward:
             for source in self.sources:
-                source.end.forward([request], self.addresses, partial(compute, source))
+                source.end.forward(requests, self.addresses, partial(compute, source))
 
     def wrong(self, request: Request) -> str:
         """Wait until decode has the whole request and prefill's blocks are free. Returns its wrong bytes; empty: none.
@@ -107,20 +130,42 @@ class Pair:
             PushFailed: The request did not arrive, or prefill's blocks did not become free.
         """
         said: str = self._ask("check", request)
+        self.release(request)
+        return said
+
+    def release(self, *requests: Request) -> None:
+        """vLLM has ended the requests; wait until prefill's blocks are free.
+
+        Raises:
+            PushFailed: They are not.
+        """
         deadline = time.monotonic() + _ANSWER_S
         for source in self.sources:
-            free = source.end.release([request.name])
-            while not free:
+            names = {request.name for request in requests}
+            names -= source.end.release(sorted(names))
+            while names:
                 if time.monotonic() > deadline:
-                    raise PushFailed(f"blocks of {request.name} are not free after {_ANSWER_S:g} s")
+                    raise PushFailed(f"blocks of {', '.join(sorted(names))} are not free after {_ANSWER_S:g} s")
                 time.sleep(0.001)
-                free = source.end.release(())
-        return said
+                names -= source.end.release(())
 
     def arrived_s(self, request: Request) -> float:
         """Wait until decode has the whole request. Returns that moment (monotonic seconds)."""
         moment: float = self._ask("await", request)
         return moment
+
+    def end_of(self, request: Request) -> End:
+        """Wait until decode has the request, or has given it up.
+
+        Raises:
+            PushFailed: Neither came.
+        """
+        end: End = self._ask("end", request)
+        return end
+
+    def spoil_decode(self, request: Request) -> None:
+        """Let a kernel on decode's device fail. ``request``: any; the answer comes before the kernel has run."""
+        self._ask("spoil", request)
 
     def _ask(self, word: str, request: Request) -> Any:
         self.decode.send((word, request))
@@ -128,7 +173,14 @@ class Pair:
 
 
 @contextmanager
-def open_pair(where: torch.device, shape: KvShape, tp: tuple[int, int], device: Device | None = None) -> Iterator[Pair]:
+def open_pair(
+    where: torch.device,
+    shape: KvShape,
+    tp: tuple[int, int],
+    device: Device | None = None,
+    *,
+    timing: PushTiming = PushTiming.LAYERWISE,
+) -> Iterator[Pair]:
     """Ranks of both engines, until the block ends. ``tp``: of prefill and decode. ``device``: for prefill ranks.
 
     Raises:
@@ -150,7 +202,7 @@ def open_pair(where: torch.device, shape: KvShape, tp: tuple[int, int], device: 
         sources = []
         for rank in range(num_prefill):
             cache = DeviceCache(shape, TpRank(rank, num_prefill), where)
-            end = open_prefill(cache, rank, HOST, device=device)
+            end = open_prefill(cache, rank, HOST, device=device, timing=timing)
             stack.callback(end.close)
             sources.append(Source(end, cache, torch.empty_like(cache.layers)))
         yield Pair(where, device.open_stream(where), tuple(sources), addresses, here)
@@ -189,50 +241,79 @@ class _Decode:
         self._where = where
         self._caches = [DeviceCache(shape, TpRank(rank, num_ranks), where) for rank in range(num_ranks)]
         self.ends = [open_decode(cache, rank, HOST) for rank, cache in enumerate(self._caches)]
-        self._arrived: set[str] = set()
+        self._ended: list[dict[str, bool]] = [{} for _ in self.ends]
+        """Of each rank: requests whose wait has ended, and whether they were received."""
+        self._lost: dict[str, str] = {}
+        """Requests that prefill has given up, and why. They are cancelled, as the router does that has no other."""
 
-    def answer(self, word: str, request: Request) -> float | str:
+    def answer(self, word: str, request: Request) -> float | str | End:
         """The answer to one question of the parent.
 
         Raises:
             PushFailed: The request did not arrive.
         """
-        if word == "expect":
-            return self._expect(request)
-        self._await(request)
-        return self._wrong(request) if word == "check" else time.monotonic()
+        if word in ("expect", "also"):
+            return self._expect(request, is_first=word == "expect")
+        if word == "spoil":
+            fail_kernel(self._caches[0].layers)
+            return ""
+        is_received, moment = self._await(request), time.monotonic()
+        if word == "end":
+            return End(is_received, self._wrong(request) if is_received else self._reason(request), moment)
+        if not is_received:
+            raise PushFailed(f"{request.name} was given up {self._reason(request)}".strip())
+        return self._wrong(request) if word == "check" else moment
 
-    def _expect(self, request: Request) -> str:
-        for cache in self._caches:
-            cache.bytes.fill_(STALE)
-        synchronize(self._where)
+    def _expect(self, request: Request, *, is_first: bool) -> str:
+        if is_first:
+            for cache in self._caches:
+                cache.bytes.fill_(STALE)
+            synchronize(self._where)
         for end in self.ends:
             end.expect([request])
         return ""
 
     def _wrong(self, request: Request) -> str:
-        found = (one.words(one.bytes.cpu()).describe_wrong(request.name, request.decode_blocks) for one in self._caches)
+        try:
+            copies = [one.bytes.cpu() for one in self._caches]
+        except RuntimeError as error:
+            return f"decode's device cannot be read: {str(error).splitlines()[0]}"
+        found = (
+            one.words(copy).describe_wrong(request.name, request.decode_blocks)
+            for one, copy in zip(self._caches, copies, strict=True)
+        )
         return next(filter(None, found), "")
 
-    def _await(self, request: Request) -> None:
-        """Wait until every rank has its part of the request."""
-        waiting, deadline = list(self.ends), time.monotonic() + _ANSWER_S
-        while waiting and request.name not in self._arrived:
+    def _reason(self, request: Request) -> str:
+        return self._lost.get(request.name, "")
+
+    def _await(self, request: Request) -> bool:
+        """Wait until the wait of every rank has ended; whether all of them have the request."""
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            self._look()
+            known = [ended.get(request.name) for ended in self._ended]
+            if None not in known:
+                return False not in known
             if time.monotonic() > deadline:
                 raise PushFailed(f"{request.name} did not arrive within {_ANSWER_S:g} s")
-            waiting = [end for end in waiting if not _has(end, request)]
             time.sleep(0.0002)
-        self._arrived.add(request.name)
+
+    def _look(self) -> None:
+        lost: dict[str, str] = {}
+        for end, ended in zip(self.ends, self._ended, strict=True):
+            ended.update(end.take_ended())
+            lost.update(end.take_lost())
+        for name in lost.keys() - self._lost.keys():
+            for end in self.ends:
+                end.cancel(name, lost[name])
+        self._lost = {**lost, **self._lost}
 
 
-def _has(end: DecodeEnd, request: Request) -> bool:
-    """Whether this rank has received the request.
+def fail_kernel(memory: torch.Tensor) -> None:
+    """Give the device a kernel that fails as one with a wrong block number does. On a CPU: nothing.
 
-    Raises:
-        PushFailed: The rank has given the request up.
+    ``memory``: uint8 [layer, block, byte], not written.
     """
-    is_received = end.take_ended().get(request.name)
-    if is_received is False:
-        reasons = {lost.reason for lost in end.rank.worker.losses()}
-        raise PushFailed(f"{request.name} was given up {' '.join(map(str, reasons))}".strip())
-    return bool(is_received)
+    if memory.device.type != "cpu":
+        memory[0][torch.full((1,), 1 << 40, device=memory.device)]

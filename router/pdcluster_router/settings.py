@@ -79,6 +79,13 @@ class EngineDialect(Enum):
     """They run vllm-ascend's own ``MooncakeLayerwiseConnector``, as released."""
 
 
+class UnknownModels(Enum):
+    """The answer to a request for a model that no engine lists."""
+
+    REFUSE = "refuse"
+    ASK = "ask"
+
+
 class Settings(BaseModel):
     """All that a router is told at start. Frozen."""
 
@@ -99,6 +106,9 @@ class Settings(BaseModel):
     """How an engine is chosen for a request. least-tokens: the one with the least to do, good for any requests.
     affinity: the one that has had this conversation, unless it has much more to do than the others: for agents and
     chats, whose prompts begin with what was said before."""
+    unknown_models: UnknownModels = UnknownModels.REFUSE
+    """The answer to a request for a model that no engine lists. refuse: vLLM's own 404, and no engine is asked. ask:
+    any engine's, for engines that load adapters at their first request, or take any name."""
     namespace: DnsName | None = None
     """Kubernetes namespace of the PDCluster. None: this pod's own."""
     cluster: DnsName | None = None

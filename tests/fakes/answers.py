@@ -34,11 +34,18 @@ def json_answer(status: int, body: bytes) -> bytes:
     return answer(status, "application/json", body)
 
 
+def models_answer(*names: str, **adapters: str) -> bytes:
+    """A list of models as vLLM writes it. ``adapters``: where each was loaded from, by its name."""
+    bases = [{"id": name, "object": "model", "root": "/models/m", "parent": None} for name in names]
+    others = [{"id": name, "object": "model", "root": root, "parent": names[0]} for name, root in adapters.items()]
+    return json.dumps({"object": "list", "data": bases + others}).encode()
+
+
 def get_answer(path: str) -> bytes:
     if path == "/health":
         return answer(200, "text/plain", b"")
     if path == "/v1/models":
-        return json_answer(200, b'{"object":"list","data":[{"id":"m","object":"model"}]}')
+        return json_answer(200, models_answer("m"))
     if path == "/version":
         return json_answer(200, b'{"version":"0.0"}')
     return json_answer(404, b'{"detail":"Not Found"}')

@@ -16,7 +16,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakes.answers import END, STREAM_HEAD, answer, chunk, json_answer, simple_answer
+from fakes.answers import END, QUESTIONS, STREAM_HEAD, answer, chunk, json_answer, models_answer, simple_answer
 from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient, read_body, read_head
 from fakes.messages import MESSAGES, MessagesWords
@@ -86,6 +86,13 @@ class FakeEngine:
         self.health_status: int | None = 200
         """Of its ``/health``. None: no answer, as from a process that is stopped."""
         self.models_status = 200
+        self.models = models_answer("m")
+        """Its answer to ``GET /v1/models``."""
+        self.num_questions = 0
+        self.num_lists = 0
+        """How often it was asked for that."""
+        self.list_headers: dict[str, str] = {}
+        """Of the last time."""
         self.gives_receipts = True
         self.compares_content = True
         self._gates: dict[Gate, asyncio.Event] = {}
@@ -172,8 +179,13 @@ class FakeEngine:
             self._idle_connections.discard(writer)
         if message.path == "/health" and self.health_status != 200:
             return await self._say_unwell(reader, writer)
-        is_refused = message.path == "/v1/models" and self.models_status != 200
-        if simple := json_answer(self.models_status, b"{}") if is_refused else simple_answer(message):
+        if message.path == "/v1/models":
+            self.num_lists += 1
+            self.list_headers = message.headers
+            writer.write(json_answer(self.models_status, self.models if self.models_status == 200 else b"{}"))
+            return True
+        if simple := simple_answer(message):
+            self.num_questions += message.path in QUESTIONS
             writer.write(simple)
             return True
         fault = self.faults_to_come.pop(0) if self.faults_to_come else self.fault

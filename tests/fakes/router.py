@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -158,13 +158,15 @@ async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> N
 
 @asynccontextmanager
 async def running_rig(
-    *, num_prefill: int = 1, num_decode: int = 1, engine_tls: Any = None, **settings: Any
+    *, num_prefill: int = 1, num_decode: int = 1, engine_tls: Any = None, models: Sequence[bytes] = (), **settings: Any
 ) -> AsyncIterator[Rig]:
     """A router and its engines; at the end of a test that has passed nothing of any request is left. ``engine_tls``: an
-    SSLContext, where engines have TLS."""
+    SSLContext, where engines have TLS. ``models``: the list of each engine, of prefill engines first."""
     wire = Wire()
     prefills = [FakeEngine(wire) for _ in range(num_prefill)]
     decodes = [FakeEngine(wire) for _ in range(num_decode)]
+    for engine, answer in zip((*prefills, *decodes), models, strict=False):
+        engine.models = answer
     for engine in (*prefills, *decodes):
         await engine.start(tls=engine_tls)
     urls = {"prefill_urls": [e.url for e in prefills], "decode_urls": [e.url for e in decodes]}

@@ -175,8 +175,8 @@ async def test_a_stream_that_breaks_off_has_its_status_and_is_lost(log: Log, fau
 async def test_decodes_own_refusal_is_told(log: Log) -> None:
     async with logged_rig(log) as rig:
         rig.decode.fault = Fault.ERROR_404
-        assert (await ask(rig, {**PROMPT, "model": "x"})).status == 404
-    assert some(log.line, "status", "outcome", "model", "failures") == (404, "engine_error", "x", [])
+        assert (await ask(rig, PROMPT)).status == 404
+    assert some(log.line, "status", "outcome", "model", "failures") == (404, "engine_error", "m", [])
 
 
 async def test_a_client_that_leaves_has_no_status(log: Log) -> None:

@@ -160,14 +160,11 @@ async def test_a_list_of_models_that_is_known_waits_for_nobody() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
-                path = (await read_head(reader)).path
-                if path == "/v1/models":
-                    asked.append(path)
-                    if len(asked) > 1:
-                        await asyncio.Event().wait()
-                    writer.write(json_answer(200, b'{"data":[]}'))
-                else:
-                    writer.write(get_answer(path))
+                head = await read_head(reader)
+                if "authorization" in head.headers:
+                    asked.append(head.path)
+                    await asyncio.Event().wait()
+                writer.write(json_answer(200, b'{"data":[]}') if head.path == "/v1/models" else get_answer(head.path))
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 
@@ -177,7 +174,7 @@ async def test_a_list_of_models_that_is_known_waits_for_nobody() -> None:
         client, stranger = await RawClient.connect(router_url), await RawClient.connect(router_url)
         assert (await client.get("/v1/models")).status == 200
         await stranger.send(b"GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer mine\r\n\r\n")
-        while len(asked) < 2:
+        while not asked:
             await asyncio.sleep(0.01)
         answer = await asyncio.wait_for(client.get("/v1/models"), 3)  # The engine would be given up after 10 s.
         assert answer.json() == {"data": []}
@@ -192,7 +189,7 @@ async def test_an_engines_lists_of_models_are_remembered_for_sixteen_keys() -> N
         try:
             while True:
                 head = await read_head(reader)
-                if head.path == "/v1/models":
+                if "authorization" in head.headers:  # The router's own question has none.
                     asked.append(head.headers["authorization"])
                 writer.write(get_answer(head.path))
         except (asyncio.IncompleteReadError, ConnectionError):

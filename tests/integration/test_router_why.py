@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from fakes.access_log import KEY, ask
+from fakes.answers import models_answer
 from fakes.faults import Fault, Gate
 from fakes.http import request_bytes
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET
@@ -77,7 +78,7 @@ async def test_a_transfer_id_and_the_id_in_vllms_answer_find_it_too() -> None:
 
 
 async def test_an_id_that_is_used_twice_has_two_the_newest_first() -> None:
-    async with running_rig() as rig:
+    async with running_rig(models=[models_answer("first", "second")] * 2) as rig:
         await ask(rig, {**PROMPT, "model": "first"}, x_request_id="a/b?c=d&e%20")
         await ask(rig, {**PROMPT, "model": "second"}, x_request_id="a/b?c=d&e%20")
         found = (await asked(rig, "a/b?c=d&e%20")).requests
@@ -242,7 +243,7 @@ async def test_a_connection_too_many_is_remembered() -> None:
 
 
 async def test_a_name_of_another_field_finds_nothing_and_a_long_models_name_is_not_kept() -> None:
-    async with running_rig() as rig:
+    async with running_rig(models=[models_answer(NEEDLE * 999)] * 2) as rig:
         await ask(rig, {**PROMPT, "model": NEEDLE * 999}, x_request_id="R")
         assert (await about(rig, "R")).model == "?"
         assert rig.router.services.kept.num_bytes < 1000

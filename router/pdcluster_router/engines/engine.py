@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.apis.rewrite import Parts
 from pdcluster_router.core.engines.breaker import CLOSED, Breaker, Era
+from pdcluster_router.core.engines.listing import Listing
 from pdcluster_router.core.engines.load import Load
 from pdcluster_router.core.engines.membership import EngineState, Member
 from pdcluster_router.core.engines.outage import Outage, Sign, sign_of_failure, sign_of_status
@@ -70,6 +71,8 @@ class Engine:
         self.load = Load()
         self.breaker = Breaker()
         self.outage = Outage()
+        self.listing: Listing | None = None
+        """The models that it serves; None: it has not told this router."""
         self._on_idle = on_idle
         self._on_breaker = on_breaker
         self._now = now

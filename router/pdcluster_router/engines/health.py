@@ -1,22 +1,33 @@
 """Asks the engines in the background whether they are well, so that ``/health`` itself never waits.
 
 A task of its own asks each engine that may get work, now or later, and each that leaves but still has a request. An
-engine is healthy if it has answered its last probe with 200 in time.
+engine is healthy if it has answered its last probe with 200 in time. Before it counts as healthy it is asked which
+models it serves: once for each of its lives, and rarely again, for adapters come and go.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Final
 
+from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.engines.listing import Listing, read_listing
 from pdcluster_router.core.engines.membership import EngineState
+from pdcluster_router.core.engines.outage import Sign
 from pdcluster_router.core.engines.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
 from pdcluster_router.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+PROBES_FOR_LIST: Final = 30
+"""Good probes from one reading of an engine's models to the next, unless somebody asks for a model that is not known:
+half a minute where probes come each second. A reading costs an engine less than a millisecond."""
+PROBES_FOR_UNKNOWN: Final = 5
+"""As many then. Clients may ask for what they like: engines must not feel it."""
 
 
 def missing_engines(roster: Roster) -> str:
@@ -31,7 +42,9 @@ def missing_engines(roster: Roster) -> str:
 class Probes:
     """One task for each engine that is worth asking, within the application's task group. Event loop only."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, roster: Roster, settings: Settings) -> None:
+    def __init__(self, tasks: asyncio.TaskGroup, roster: Roster, settings: Settings, engine_line: bytes = b"") -> None:
+        """``engine_line``: the header line with the engines' key; empty when they want none."""
+        self._engine_line = engine_line
         self._tasks = tasks
         self._roster = roster
         self._settings = settings
@@ -63,11 +76,31 @@ class Probes:
         """Probes one engine until it is cancelled. One task owns this."""
         first = self._firsts[engine]
         timeout_s, interval_s = self._settings.probe_timeout_s, self._settings.probe_interval_s
+        num_probes, num_unknown = 0, 0
         while True:
             sign = await engine.probe(timeout_s=timeout_s)
+            num_probes += 1
+            most = PROBES_FOR_LIST if num_unknown == self._roster.num_unknown else PROBES_FOR_UNKNOWN
+            if sign is Sign.WELL and (num_probes >= most or not engine.is_healthy):
+                num_probes, num_unknown = 0, self._roster.num_unknown
+                await self._read_models(engine)
             if engine.found(sign, most_s=timeout_s + interval_s):
                 state = "healthy" if engine.is_healthy else "unhealthy"
                 logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.name)
                 self._roster.refresh()
             first.set()
             await asyncio.sleep(interval_s)
+
+    async def _read_models(self, engine: Engine) -> None:
+        """Asks a healthy engine again only for news: without an answer it serves what it did."""
+        listing = await self._listing_of(engine)
+        if listing is not None or not engine.is_healthy:
+            self._roster.listed(engine, listing)
+
+    async def _listing_of(self, engine: Engine) -> Listing | None:
+        timeout_s = self._settings.probe_timeout_s
+        try:
+            answer = await engine.fetch("/v1/models", timeout_s=timeout_s, headers=self._engine_line)
+        except Unavailable:
+            return None
+        return read_listing(answer.body) if answer.head.status == 200 else None

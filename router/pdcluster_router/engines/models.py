@@ -1,6 +1,7 @@
 """The list of models: a decode engine's own, asked for by one call at a time and remembered for some seconds.
 
-A client may ask for it as often as it likes: engines must not feel it.
+Where decode engines serve different models, it is one list of them all. A client may ask for it as often as it likes:
+engines must not feel it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from weakref import WeakKeyDictionary
 
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.apis.openai_errors import NO_DECODE
+from pdcluster_router.core.engines.catalog import lists_that_differ
+from pdcluster_router.core.engines.listing import joined, read_listing
 from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.engines.roster import Roster
 
@@ -31,13 +34,38 @@ class Models:
         self._roster = roster
         self._now = now
         self._lists: WeakKeyDictionary[Engine, _Lists] = WeakKeyDictionary()
+        self._joined: tuple[list[Fetched], Fetched] | None = None
+        """The newest lists that were made one, and that one: to scan them takes milliseconds."""
 
     async def read(self, line: bytes) -> Fetched:
-        """An engine's answer. ``line``: the header with a key, which the engine may want; empty for none.
+        """An engine's answer, or one of those that say different things. ``line``: the header with a key, which the
+        engine may want; empty for none.
 
         Raises:
             Unavailable: No decode engine answers.
         """
+        well = [engine for engine in self._roster.all_engines() if engine.is_healthy and engine.state.is_probed]
+        different = lists_that_differ(well)
+        return await self._read_one(line) if len(different) <= 1 else await self._read_all(different, line)
+
+    async def _read_all(self, different: list[list[Engine]], line: bytes) -> Fetched:
+        """The lists of all engines that answer, in one. A list that cannot be read is left out."""
+        asked = [self._ask_or_none(engines[0], line) for engines in different]
+        answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
+        if self._joined is None or [*map(id, self._joined[0])] != [*map(id, answers)]:
+            lists = [answer for answer in answers if answer.head.status == 200 and read_listing(answer.body)]
+            if not lists:
+                return await self._read_one(line)
+            self._joined = answers, Fetched(lists[0].head, joined([answer.body for answer in lists]))
+        return self._joined[1]
+
+    async def _ask_or_none(self, engine: Engine, line: bytes) -> Fetched | None:
+        try:
+            return await self._ask(engine, line)
+        except Unavailable:
+            return None
+
+    async def _read_one(self, line: bytes) -> Fetched:
         tried: list[Engine] = []
         reason = NO_DECODE
         while (engine := self._roster.other_decode(tried)) is not None:

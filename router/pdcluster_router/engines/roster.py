@@ -1,22 +1,23 @@
 """The engines that this router knows now: they come, change and go while requests run.
 
-``core/engines/membership.py`` decides what happens to each, ``placement.py`` there which of them may get work; this
-file carries it out. A request holds the engine that it was given, also when the engine is removed here.
+``core/engines/membership.py`` decides what happens to each; this file carries it out. ``candidates.py`` places requests
+among them. A request holds the engine that it was given, also when the engine is removed here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final, TypeAlias
+from typing import Final
+from weakref import WeakValueDictionary
 
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import Action
 from pdcluster_router.core.engines.breaker import Circuit
+from pdcluster_router.core.engines.listing import Listing
 from pdcluster_router.core.engines.membership import (
     Add,
     EngineKey,
@@ -28,33 +29,22 @@ from pdcluster_router.core.engines.membership import (
     RosterChange,
     plan,
 )
-from pdcluster_router.core.engines.placement import (
-    Chooser,
-    Policy,
-    RequestFacts,
-    Tally,
-    decode_tiers,
-    left_of,
-    new_tally,
-    prefill_tiers,
-    proven,
-)
+from pdcluster_router.core.engines.placement import Policy, RequestFacts, Tally, new_tally
 from pdcluster_router.core.requests.pairing import Retries
+from pdcluster_router.engines.candidates import Candidates
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import IdleConnections, PoolLimits
 
 logger = logging.getLogger(__name__)
 
-Tiers: TypeAlias = tuple[list[Engine], ...]
-_NOBODY: Final[Tiers] = ()
 _MIN_TICK_S: Final = 0.01
 """The least delay of the timer. Timers may fire a little early, and without it the loop would spin until the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The engines that may serve a request, and how often it is tried. The same for all clients."""
+    """The engines that may serve a request, and how often it is tried. The same for all clients of one model."""
 
     place_decode: Callable[[RequestFacts, Sequence[Engine]], Engine | None]
     """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
@@ -63,6 +53,8 @@ class Terms:
     retries: Retries
     wants_receipt: bool = False
     """Whether decode shall say how many tokens were pushed to it."""
+    has_prefill: bool = True
+    """Whether a prefill engine serves the request's model; False: decode has to compute the prompt itself."""
 
     @property
     def on_prefill_failure(self) -> Action:
@@ -89,6 +81,8 @@ class Roster:
         """The newest list of discovery."""
         self.policy = policy
         """Chooses among the engines that may get a request."""
+        self.num_unknown = 0
+        """Requests for a model that no engine serves: the engines' lists may be old."""
         self.tallies: dict[Role, Tally] = {role: new_tally() for role in Role}
         """Where the policy has sent requests at their first try on each leg."""
         self._limits = limits
@@ -101,10 +95,12 @@ class Roster:
         self._loop = asyncio.get_running_loop()
         self._by_key: dict[EngineKey, Engine] = {}
         self._numbers = {role: count() for role in Role}
-        self._decode_tiers = _NOBODY
-        self._prefill_tiers: dict[str, Tiers] = {}
-        self._choosers: dict[str | None, tuple[list[Engine], Chooser[Engine]]] = {}
-        """The chooser of each first tier: prefill's by revision, and decode's under None."""
+        self._all = Candidates(policy, self.tallies, now)
+        self._candidates: WeakValueDictionary[tuple[Engine, ...], Candidates] = WeakValueDictionary()
+        """Those for some of the engines."""
+        self.place_decode: Final = self._all.place_decode
+        self.place_prefill: Final = self._all.place_prefill
+        self.other_decode: Final = self._all.other_decode
         self._is_settling = False
 
     def all_engines(self) -> list[Engine]:
@@ -117,41 +113,37 @@ class Roster:
 
     def refresh(self) -> None:
         """The engines that may get work are worked out again. Call it when an engine's health has changed."""
-        engines = self.all_engines()
-        self._decode_tiers = decode_tiers(engines)
-        revisions = {engine.revision for engine in engines}
-        self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
-        tiers: list[tuple[str | None, Tiers]] = [(None, self._decode_tiers), *self._prefill_tiers.items()]
-        self._choosers = {key: self._chooser(key, found[0]) for key, found in tiers if found}
-        self._on_change()
+        self._all.sort(self.all_engines())
+        self._on_change()  # Whoever keeps candidates lets go of them.
+        for engines, candidates in list(self._candidates.items()):
+            candidates.sort(engines)
+
+    def candidates_of(self, engines: tuple[Engine, ...]) -> Candidates:
+        """The placing of requests that only ``engines`` may get. Kept up to date for as long as somebody holds it."""
+        candidates = self._candidates.get(engines)
+        if candidates is None:
+            candidates = self._candidates[engines] = Candidates(self.policy, self.tallies, self._now)
+            candidates.sort(engines)
+        return candidates
+
+    def listed(self, engine: Engine, listing: Listing | None) -> None:
+        """``engine`` has said which models it serves; None: it has not. Equal lists are kept once."""
+        same = (other.listing for other in self.all_engines() if other.listing == listing)
+        before, engine.listing = engine.listing, next(same, listing)
+        if engine.listing is not before:
+            self.refresh()
 
     def use(self, policy: Policy) -> None:
         """``policy`` chooses from now on."""
         self.policy = policy
-        self._choosers = {}
+        for candidates in (self._all, *self._candidates.values()):
+            candidates.use(policy)
         self.refresh()
-
-    def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
-        """As ``Terms.place_decode``."""
-        if tried or None not in self._choosers:
-            return self._choose_other(request, self._decode_tiers, tried)
-        return self._choosers[None][1](request, now=self._now(), chance=random.random)
-
-    def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
-        """As ``Terms.place_prefill``."""
-        if tried or revision not in self._choosers:
-            return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)
-        return self._choosers[revision][1](request, now=self._now(), chance=random.random)
-
-    def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
-        """The decode engine with the least to do of those not ``tried``; None: no other. For calls without KV."""
-        now = self._now()
-        return min(left_of(self._decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
 
     @property
     def num_usable_decodes(self) -> int:
         """The decode engines that new requests are placed among."""
-        return len(self._decode_tiers[0]) if self._decode_tiers else 0
+        return len(self._all.decode_tiers[0]) if self._all.decode_tiers else 0
 
     # What an engine says.
 
@@ -174,17 +166,6 @@ class Roster:
             self._timer.cancel()
         for engine in self.all_engines():
             await engine.close()
-
-    def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Sequence[Engine]) -> Engine | None:
-        engines = proven(left_of(tiers, tried))
-        return self.policy(engines)(request, now=self._now(), chance=random.random) if engines else None
-
-    def _chooser(self, key: str | None, engines: list[Engine]) -> tuple[list[Engine], Chooser[Engine]]:
-        """The chooser of before if its engines are the same, for what it has worked out still holds; else a new one."""
-        known = self._choosers.get(key)
-        if known and known[0] == engines:
-            return known
-        return engines, self.policy(engines, self.tallies[Role.DECODE if key is None else Role.PREFILL])
 
     def _set_timer(self) -> None:
         """One for all breakers: when the next engine may be asked again."""

@@ -250,7 +250,7 @@ def _lifespan(
 async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[None]:
     """Engines, their EndpointSlices, and the files of keys and certificates are watched until the end."""
     services = router.services
-    probes = Probes(tasks, services.roster, services.settings)
+    probes = Probes(tasks, services.roster, services.settings, router.access.engine_line)
     services.on_pool_change(probes.follow)
     probes.follow()
     watching = [tasks.create_task(watch.run(), name="router: files") for watch in router.watches]

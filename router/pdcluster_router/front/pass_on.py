@@ -7,6 +7,7 @@ question changes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from fastapi import Request
@@ -17,9 +18,11 @@ from pdcluster_router.core.apis.openai_errors import (
     RefusedRequest,
     body_too_large,
     draining,
+    model_not_found,
     no_engine,
     no_room,
 )
+from pdcluster_router.core.apis.rewrite import BadBody, parse_body
 from pdcluster_router.core.clients.room import RoomLimit
 from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.front.pages import page_of
@@ -58,11 +61,12 @@ async def pass_on(router: Router, request: Request) -> Fetched:
 
 async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
     tried: list[Engine] = []
+    other_decode = _chooser(router, body)
     reason, page = NO_DECODE, page_of(request)
     headers = router.access.line_for_engines(request.headers.raw)
     if body is not None:
         headers += b"content-type: %b\r\n" % request.headers.get("content-type", "application/json").encode("latin-1")
-    while (engine := router.services.roster.other_decode(tried)) is not None:
+    while (engine := other_decode(tried)) is not None:
         tried.append(engine)
         page.asks(engine)
         try:
@@ -73,3 +77,22 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
             page.is_engines_answer = True
             return answer
     raise RefusedRequest(no_engine("decode", reason))
+
+
+def _chooser(router: Router, body: bytes | None) -> Callable[[Sequence[Engine]], Engine | None]:
+    """Chooses among the engines that serve the model of the question. A pool of one model leaves that to its engine.
+
+    Raises:
+        RefusedRequest: No engine serves it.
+    """
+    terms = router.services.model_terms
+    if body is None or not terms.are_several:
+        return router.services.roster.other_decode
+    try:
+        name = parse_body(body).model
+    except BadBody:
+        name = ""  # An engine says what is wrong.
+    candidates = terms.candidates(name)
+    if candidates is None:
+        raise RefusedRequest(model_not_found(name, terms.names))
+    return candidates.other_decode

@@ -25,16 +25,18 @@ from pdcluster_router.core.apis.openai_errors import (
     draining,
     internal,
     messages_not_served,
+    model_not_found,
     stopped,
 )
 from pdcluster_router.core.apis.request_head import ADDRESS_HEADERS, ID_HEADER, Headers, RequestHead, request_id_in
-from pdcluster_router.core.apis.rewrite import BadBody
+from pdcluster_router.core.apis.rewrite import BadBody, ClientBody
 from pdcluster_router.core.apis.trace_context import TRACE_HEADER, remains_of, trace_id_in
 from pdcluster_router.core.clients.api_keys import KEY_HEADERS
 from pdcluster_router.core.clients.client_address import ClientAddresses
 from pdcluster_router.core.clients.room import Room
 from pdcluster_router.core.requests.pairing import Timeouts
 from pdcluster_router.engines.models import Models
+from pdcluster_router.engines.roster import Terms
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.front.access import Access
@@ -241,7 +243,8 @@ class Router:
             cycle.slot = admitted
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
-        if request.has_transfer or not fan_out(self.services, self.clients.parts, self.gate.enter, cycle, request):
+        is_one = request.has_transfer or not request.terms.has_prefill
+        if is_one or not fan_out(self.services, self.clients.parts, self.gate.enter, cycle, request):
             self.gate.enter(cycle, request)
 
     def _limit(self, cycle: HotCycle, request: ClientRequest, error: ApiError) -> None:
@@ -270,7 +273,7 @@ class Router:
         """The request, from its head and its body. One function: each request comes here, and each call costs it.
 
         Raises:
-            RefusedRequest: The router drains, its engines do not serve this API, or key or body are bad.
+            RefusedRequest: The router drains, its engines do not serve this API or model, or key or body are bad.
         """
         if self.is_draining:
             cycle.keep_alive = False
@@ -291,6 +294,7 @@ class Router:
             body = api.parse(cycle.take_body())
         except BadBody as error:
             raise RefusedRequest(bad_request(str(error))) from error
+        terms = self.services.model_terms.known.get(bytes(body.model_said)) or self._terms_for(cycle, body)
         timeouts = self._stream_timeouts if body.is_stream else self._plain_timeouts
         if _TIMEOUT_HEADER in fields:
             timeouts = _shortened(timeouts, _seconds(fields[_TIMEOUT_HEADER]))
@@ -302,14 +306,23 @@ class Router:
             api=api,
             body=body,
             timeouts=timeouts,
-            terms=self.services.terms,
-            has_transfer=not body.needs_local_prefill,
+            terms=terms,
+            has_transfer=terms.has_prefill and not body.needs_local_prefill,
             client=client,
             client_address=cycle.client_address,
             received_at=received_at,
             read_s=(cycle.whole_at or received_at) - cycle.begun_at,
             turn_s=received_at - cycle.whole_at if cycle.whole_at else None,
         )
+
+    def _terms_for(self, cycle: HotCycle, body: ClientBody) -> Terms:
+        """The terms for a model that was not asked for since its engines have changed. Raises: RefusedRequest."""
+        terms = self.services.model_terms.find(body)
+        if terms is not None:
+            return terms
+        if isinstance(cycle, LoggedCycle):
+            cycle.asks_for(cycle.client, body.model, is_stream=body.is_stream)
+        raise RefusedRequest(model_not_found(body.model, self.services.model_terms.names))
 
     def _admitted_again(self, headers: list[tuple[bytes, bytes]]) -> str:
         admitted = self.access.admit(headers)

@@ -34,6 +34,8 @@ def type_of(status: int) -> str:
 def error_body(error: ApiError) -> bytes:
     """The JSON body."""
     said = {"type": type_of(error.status), "message": error.message, "code": error.code}
+    if error.param is not None:  # vLLM has this error too, and gives it its own type and no code here.
+        said = {"type": error.type, "message": error.message}
     return orjson.dumps({"type": "error", "error": said})
 
 

@@ -18,6 +18,8 @@ ENGINE_ERROR: Final = "engine_error"
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _RETRY_AFTER_S: Final = 2
+_MAX_NAME: Final = 200
+"""The most of a model's name that a client wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class ApiError:
     retry_after_s: int | None = None
     challenge: str = ""
     """The value of WWW-Authenticate in a 401."""
+    param: str | None = None
+    """The key of the body that is wrong, in an error that vLLM words so too: there its status is its code."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -40,7 +44,8 @@ class ApiError:
 
     def body(self) -> bytes:
         """The JSON body."""
-        error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
+        code = self.code if self.param is None else self.status
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": code}
         return orjson.dumps({"error": error})
 
 
@@ -58,6 +63,12 @@ def bad_request(message: str, code: BadRequest = "invalid_request") -> ApiError:
 
 def not_found(path: str) -> ApiError:
     return ApiError(404, _INVALID, "not_found", f"there is no {path} here: see /docs for what this router serves")
+
+
+def model_not_found(name: str, served: str) -> ApiError:
+    """As vLLM 0.32 says it (``serve/engine/serving.py``). ``served``: names, with commas between them."""
+    message = f"The model `{name[:_MAX_NAME]}` does not exist. Valid aliases: {served}."
+    return ApiError(404, "NotFoundError", "model_not_found", message, param="model")
 
 
 def messages_not_served(reason: str) -> ApiError:

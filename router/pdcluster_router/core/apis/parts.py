@@ -169,7 +169,8 @@ def _choices(bodies: list[ClientBody], said: dict[str, msgspec.Raw], num_choices
 
 def part_of(body: ClientBody, ours: tuple[bytes, ...]) -> PartBody:
     """``body`` as a part, with ``ours`` in place of the client's keys of these names."""
-    return PartBody(body._raw, body._begin, body._end, body._said, body.is_stream, body.estimated_prompt_tokens, ours)
+    said, num_tokens = body._said, body.estimated_prompt_tokens
+    return PartBody(body._raw, body._begin, body._end, said, body.is_stream, num_tokens, body.model_said, ours)
 
 
 def _decoder_of(names: Iterable[str], *, is_list: bool = False) -> msgspec.json.Decoder[msgspec.Struct]:

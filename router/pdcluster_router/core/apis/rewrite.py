@@ -115,6 +115,8 @@ class ClientBody(msgspec.Struct, frozen=True):
     is_stream: bool
     estimated_prompt_tokens: int
     """About how many tokens there are to prefill, at least 1: ``core/apis/estimate.py``."""
+    model_said: msgspec.Raw
+    """The model's name as the client wrote it; empty where it wrote none. Each request looks at it."""
 
     @property
     def num_bytes(self) -> int:
@@ -196,7 +198,7 @@ class ClientBody(msgspec.Struct, frozen=True):
     def forgotten(self) -> ClientBody:
         """The facts that are still needed when no engine will be sent the body: its length in tokens, and whether the
         answer is streamed."""
-        return ClientBody(b"", 0, 0, _FORGOTTEN, self.is_stream, self.estimated_prompt_tokens)
+        return ClientBody(b"", 0, 0, _FORGOTTEN, self.is_stream, self.estimated_prompt_tokens, ABSENT)
 
     def _one_token(self) -> list[bytes]:
         """Keys that make prefill's answer one token, with nothing that only the client's answer needs."""
@@ -223,7 +225,7 @@ def parse_body(raw: Bytes) -> ClientBody:
     """
     begin, said = scanned(raw, _SAID)
     num_tokens = estimate_prompt_tokens(raw) if said.prompt is ABSENT else tokens_of_text(len(raw))
-    return ClientBody(raw, begin, raw.rindex(b"}"), said, bytes(said.stream) == b"true", num_tokens)
+    return ClientBody(raw, begin, raw.rindex(b"}"), said, bytes(said.stream) == b"true", num_tokens, said.model)
 
 
 def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:

@@ -1,0 +1,132 @@
+"""The engines that may serve a request for a model: prefill and decode have the same model and adapter.
+
+    name --each engine's list--> what it is there: a name of the base model, or an adapter, its parent and its place
+         --engines that say the same of it--> a group: any prefill engine of it may push to any decode engine of it
+
+Mostly all engines of a pool say the same: then a request goes to any of them. ``placement.py`` sorts the engines of a
+group as it sorts those of a whole pool. Decides from lists and states alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.engines.listing import Identity, Listing
+from pdcluster_router.core.engines.membership import EngineState
+from pdcluster_router.core.engines.placement import Standing, serving_revisions
+
+MOST_SHOWN: Final = 20
+"""The most names that an error tells."""
+
+
+class SaysModels(Standing, Protocol):
+    """An engine that may have said which models it serves."""
+
+    @property
+    def listing(self) -> Listing | None:
+        """None: it has not said so, and may serve any. Engines that say the same have the same object."""
+        ...
+
+
+E = TypeVar("E", bound=SaysModels)
+
+
+class ModelGroup(msgspec.Struct, Generic[E], frozen=True):
+    """The engines among which a request may be placed."""
+
+    engines: tuple[E, ...]
+    """With ``has_prefill`` False, prefill engines are here only because a revision needs some to be used."""
+    is_whole: bool = False
+    """Whether these are all engines of the pool."""
+    has_prefill: bool = True
+    """Whether a prefill engine serves the model; False: decode computes the prompts itself."""
+
+
+def group_for(name: str, engines: Sequence[E]) -> ModelGroup[E] | None:
+    """The engines for a request of the model ``name``, empty where it names none; None: no engine serves it."""
+    present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
+    listings = _listings_of(present)
+    if not listings or not name:
+        return _group_of_default(present, listings)
+    known = [listing for listing in listings if listing.get(name) is not None]
+    if not known:
+        return _group_of_silent(present)
+    return _whole(present) if len(listings) == 1 else _best_group(name, known, present)
+
+
+def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
+    """The decode engines of each list that differs from the others, in their order; one without a list is in none."""
+    decodes = [engine for engine in engines if engine.role is Role.DECODE and engine.listing is not None]
+    same: dict[int, list[E]] = {}
+    for engine in decodes:
+        same.setdefault(id(engine.listing), []).append(engine)
+    return list(same.values())
+
+
+def served_names(engines: Sequence[SaysModels]) -> list[str]:
+    """The names of base models that decode engines serve, as vLLM's own error tells them; no more than some."""
+    listings = _listings_of([engine for engine in engines if engine.role is Role.DECODE])
+    names = dict.fromkeys(name for listing in listings for name in listing.bases[:MOST_SHOWN])
+    return list(names)[:MOST_SHOWN]
+
+
+def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E]:
+    """For a request that names no model, which vLLM answers with its first one: the first decode engine's."""
+    if len(listings) > 1:
+        decodes = [engine for engine in present if engine.role is Role.DECODE]
+        name = next(iter(_listings_of(decodes) or listings)).bases[0]
+        known = [listing for listing in listings if listing.get(name) is not None]
+        group = _best_group(name, known, present)
+        if group.has_prefill:
+            return group
+    return _whole(present)  # Engines that name one model differently may serve it: the connectors compare it.
+
+
+def _group_of_silent(present: list[E]) -> ModelGroup[E] | None:
+    """The healthy engines that have not said what they serve, if one of them can answer: it may serve any model."""
+    silent = [engine for engine in present if engine.listing is None and engine.is_healthy]
+    return _group(silent, present) if _has(silent, Role.DECODE) else None
+
+
+def _best_group(name: str, known: list[Listing], present: list[E]) -> ModelGroup[E]:
+    """Engines on which ``name`` is the same. If it is several things, the one that can be served best now."""
+    groups: dict[Identity, list[E]] = {}
+    numbers = {id(listing): listing.get(name) for listing in known}
+    for engine in present:
+        identity = numbers.get(id(engine.listing))
+        if identity is not None:
+            groups.setdefault(identity, []).append(engine)
+    best = max(sorted(groups), key=lambda identity: _worth(groups[identity]))
+    return _group(groups[best], present)
+
+
+def _worth(engines: list[E]) -> tuple[bool, ...]:
+    """How well a group can serve a request, as a sort key."""
+    serving = [engine for engine in engines if engine.state is EngineState.SERVING]
+    well = [engine for engine in serving if engine.is_healthy]
+    pairs = (bool(serving_revisions(these)) for these in (well, serving))
+    return (*pairs, *(_has(these, Role.DECODE) for these in (well, serving, engines)))
+
+
+def _group(engines: list[E], present: list[E]) -> ModelGroup[E]:
+    if _has(engines, Role.PREFILL):
+        return ModelGroup(tuple(engines))
+    prefills = [engine for engine in present if engine.role is Role.PREFILL]
+    return ModelGroup((*prefills, *engines), has_prefill=False)
+
+
+def _whole(present: list[E]) -> ModelGroup[E]:
+    return ModelGroup(tuple(present), is_whole=True)
+
+
+def _has(engines: list[E], role: Role) -> bool:
+    return any(engine.role is role for engine in engines)
+
+
+def _listings_of(engines: Sequence[SaysModels]) -> list[Listing]:
+    """The lists that differ, in the order of the engines."""
+    return list({id(engine.listing): engine.listing for engine in engines if engine.listing is not None}.values())

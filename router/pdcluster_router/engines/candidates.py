@@ -1,0 +1,82 @@
+"""The engines among which certain requests are placed: all of a pool, or those that serve one model of several.
+
+They are sorted when something changes, never for a request: ``core/engines/placement.py`` sorts, a policy chooses.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.engines.placement import (
+    Chooser,
+    Policy,
+    RequestFacts,
+    Tally,
+    decode_tiers,
+    left_of,
+    prefill_tiers,
+    proven,
+)
+from pdcluster_router.engines.engine import Engine
+
+Tiers: TypeAlias = tuple[list[Engine], ...]
+_NOBODY: Final[Tiers] = ()
+
+
+class Candidates:
+    """Some engines of a roster, which calls ``sort`` when one of them has changed. Event loop only."""
+
+    def __init__(self, policy: Policy, tallies: dict[Role, Tally], now: Callable[[], float]) -> None:
+        """``tallies``: where the policy counts its choices. ``now``: monotonic seconds."""
+        self.policy = policy
+        """Chooses among the engines that may get a request."""
+        self.decode_tiers = _NOBODY
+        self._tallies = tallies
+        self._now = now
+        self._prefill_tiers: dict[str, Tiers] = {}
+        self._choosers: dict[str | None, tuple[list[Engine], Chooser[Engine]]] = {}
+        """The chooser of each first tier: prefill's by revision, and decode's under None."""
+
+    def sort(self, engines: Sequence[Engine]) -> None:
+        """The tiers are worked out again. ``engines``: all of them, as they are now."""
+        self.decode_tiers = decode_tiers(engines)
+        revisions = {engine.revision for engine in engines}
+        self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
+        tiers: list[tuple[str | None, Tiers]] = [(None, self.decode_tiers), *self._prefill_tiers.items()]
+        self._choosers = {key: self._chooser(key, found[0]) for key, found in tiers if found}
+
+    def use(self, policy: Policy) -> None:
+        """``policy`` chooses once they are sorted again."""
+        self.policy = policy
+        self._choosers = {}
+
+    def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
+        """As ``Terms.place_decode``."""
+        if tried or None not in self._choosers:
+            return self._choose_other(request, self.decode_tiers, tried)
+        return self._choosers[None][1](request, now=self._now(), chance=random.random)
+
+    def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
+        """As ``Terms.place_prefill``."""
+        if tried or revision not in self._choosers:
+            return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)
+        return self._choosers[revision][1](request, now=self._now(), chance=random.random)
+
+    def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
+        """The decode engine with the least to do of those not ``tried``; None: no other. For calls without KV."""
+        now = self._now()
+        return min(left_of(self.decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
+
+    def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Sequence[Engine]) -> Engine | None:
+        engines = proven(left_of(tiers, tried))
+        return self.policy(engines)(request, now=self._now(), chance=random.random) if engines else None
+
+    def _chooser(self, key: str | None, engines: list[Engine]) -> tuple[list[Engine], Chooser[Engine]]:
+        """The chooser of before if its engines are the same, for what it has worked out still holds; else a new one."""
+        known = self._choosers.get(key)
+        if known and known[0] == engines:
+            return known
+        return engines, self.policy(engines, self._tallies[Role.DECODE if key is None else Role.PREFILL])

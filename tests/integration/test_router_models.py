@@ -1,0 +1,232 @@
+"""Several models behind one router: who gets a request, and who is told that there is no such model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.answers import QUESTIONS, models_answer
+from fakes.faults import Fault
+from fakes.http import Message, request_bytes
+from fakes.router import CHAT, PROMPT, Rig, post, running_rig, until
+from patience import EDGE_S
+from pdcluster_protocol.labels import Role
+
+pytestmark = pytest.mark.anyio
+
+LLAMA, QWEN = models_answer("llama", "gpt-4", sql="/adapters/sql"), models_answer("qwen")
+OFTEN = EDGE_S / 1000
+"""Seconds between probes, where a test waits for news of engines."""
+
+
+def asking(model: object, **more: Any) -> dict[str, Any]:
+    return {**PROMPT, "model": model, **more}
+
+
+def counts(rig: Rig) -> list[int]:
+    """How many requests each engine got, prefill engines first."""
+    return [len(engine.seen) for engine in (*rig.prefills, *rig.decodes)]
+
+
+async def read_again(rig: Rig) -> None:
+    """Each engine was asked for its models once more."""
+    engines = (*rig.prefills, *rig.decodes)
+    before = [engine.num_lists for engine in engines]
+    await until(lambda: all(engine.num_lists > num + 1 for engine, num in zip(engines, before, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("model", "who"),
+    [("llama", [3, 0, 3, 0]), ("gpt-4", [3, 0, 3, 0]), ("sql", [3, 0, 3, 0]), ("qwen", [0, 3, 0, 3])],
+)
+async def test_a_request_goes_to_a_pair_that_serves_its_model(model: str, who: list[int]) -> None:
+    async with running_rig(num_prefill=2, num_decode=2, models=[LLAMA, QWEN, LLAMA, QWEN]) as rig:
+        for _ in range(3):
+            assert (await post(rig, asking(model))).status == 200
+        assert counts(rig) == who
+
+
+async def test_another_try_goes_to_another_engine_of_the_model() -> None:
+    async with running_rig(
+        num_prefill=3, num_decode=3, models=[LLAMA, QWEN, LLAMA, LLAMA, QWEN, LLAMA], max_prefill_attempts=5
+    ) as rig:
+        for engine in (rig.prefills[0], rig.decodes[0]):
+            engine.fault = Fault.ERROR_500
+        for _ in range(4):
+            assert (await post(rig, asking("llama"))).status == 200
+        assert not rig.prefills[1].seen
+        assert not rig.decodes[1].seen
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", CHAT])
+async def test_a_model_that_nobody_serves_gets_vllms_own_404_and_no_engine_is_asked(path: str) -> None:
+    async with running_rig(num_prefill=2, num_decode=2, models=[LLAMA, QWEN, LLAMA, QWEN]) as rig:
+        answer = await (await rig.client()).post(path, asking("mistral"))
+        assert (answer.status, answer.json()) == (404, {"error": not_found("mistral", "llama, gpt-4, qwen")})
+        assert counts(rig) == [0, 0, 0, 0]
+
+
+def not_found(name: str, served: str) -> dict[str, object]:
+    """vLLM 0.32, ``serve/engine/serving.py``; ``test_anthropic_sdk.py`` compares it with an engine's own."""
+    message = f"The model `{name}` does not exist. Valid aliases: {served}."
+    return {"message": message, "type": "NotFoundError", "param": "model", "code": 404}
+
+
+async def test_a_pool_of_one_model_refuses_others_too_and_messages_in_their_own_shape() -> None:
+    async with running_rig() as rig:
+        assert (await post(rig, asking("M"))).json()["error"] == not_found("M", "m")
+        asked = {"model": "M", "max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+        answer = await (await rig.client()).post("/v1/messages", asked)
+        told = {"type": "NotFoundError", "message": not_found("M", "m")["message"]}
+        assert (answer.status, answer.json()) == (404, {"type": "error", "error": told})
+        assert (await post(rig, asking("M", stream=True))).status == 404
+        assert counts(rig) == [0, 0]
+
+
+@pytest.mark.parametrize("body", [{"prompt": "a"}, asking(None), asking(""), asking("\u006d")])
+async def test_a_request_without_a_model_is_for_the_one_there_is(body: dict[str, Any]) -> None:
+    async with running_rig() as rig:
+        assert (await post(rig, body)).status == 200
+        assert counts(rig) == [1, 1]
+
+
+@pytest.mark.parametrize("raw", [b"{}", b'{"model":null}', b'{"model":""}', b'{"model":5}', b'{"model":["qwen"]}'])
+async def test_a_request_without_a_model_goes_to_one_pair_of_several_models(raw: bytes) -> None:
+    async with running_rig(num_prefill=2, num_decode=2, models=[LLAMA, QWEN, QWEN, LLAMA]) as rig:
+        for _ in range(2):
+            client = await rig.client()
+            await client.send(request_bytes("/v1/completions", raw))
+            assert (await client.receive()).status == 200
+        assert counts(rig) == [0, 2, 2, 0], "the first decode engine's model"
+
+
+@pytest.mark.parametrize("name", [b'"llam\\u0061"', b'"\\u006clama"'])
+async def test_a_name_may_be_written_in_any_way(name: bytes) -> None:
+    async with running_rig(num_prefill=2, num_decode=2, models=[LLAMA, QWEN, LLAMA, QWEN]) as rig:
+        client = await rig.client()
+        await client.send(request_bytes("/v1/completions", b'{"model":"qwen","prompt":"a","\\u006dodel":%b}' % name))
+        assert (await client.receive()).status == 200
+        assert counts(rig) == [1, 0, 1, 0]
+
+
+async def test_an_adapter_from_two_places_is_never_mixed() -> None:
+    old, new = models_answer("m", sql="/sql-1"), models_answer("m", sql="/sql-2")
+    async with running_rig(num_prefill=2, num_decode=2, models=[old, new, new, new]) as rig:
+        for _ in range(4):
+            assert (await post(rig, asking("sql"))).status == 200
+        assert not rig.prefills[0].seen
+        assert (await post(rig, asking("m"))).status == 200
+
+
+async def test_an_adapter_that_only_decode_engines_have_is_prefilled_there() -> None:
+    models = [models_answer("m"), models_answer("m", sql="/sql"), models_answer("m")]
+    async with running_rig(num_decode=2, models=models) as rig:
+        for body in (asking("sql"), asking("sql", n=2), asking("sql", stream=True)):
+            assert (await post(rig, body)).status == 200
+        assert counts(rig) == [0, 3, 0]
+
+
+async def test_a_model_that_only_prefill_engines_have_is_not_there_yet() -> None:
+    async with running_rig(num_prefill=2, models=[models_answer("m"), QWEN, models_answer("m")]) as rig:
+        answer = await post(rig, asking("qwen"))
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "no_decode_engine")
+
+
+async def test_the_list_of_models_has_those_of_all_engines_as_they_wrote_them() -> None:
+    async with running_rig(num_prefill=2, num_decode=3, models=[LLAMA, QWEN, LLAMA, QWEN, LLAMA]) as rig:
+        client = await rig.client()
+        answer = await client.get("/v1/models")
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json() == {"object": "list", "data": json.loads(LLAMA)["data"] + json.loads(QWEN)["data"]}
+        before = [engine.num_lists for engine in rig.decodes]
+        assert (await client.get("/v1/models")).body == answer.body
+        assert [engine.num_lists for engine in rig.decodes] == before, "it is remembered for some seconds"
+
+
+async def test_a_list_that_cannot_be_read_leaves_the_others() -> None:
+    async with running_rig(num_prefill=2, num_decode=2, models=[LLAMA, QWEN, LLAMA, QWEN]) as rig:
+        rig.decodes[0].models_status = 401
+        assert (await (await rig.client()).get("/v1/models")).json()["data"] == json.loads(QWEN)["data"]
+        rig.decodes[1].models_status = 401
+        client = await rig.client()
+        await client.send(request_bytes("/v1/models", b"", {"authorization": "another"}, method="GET"))
+        assert (await client.receive()).status == 401
+
+
+@pytest.mark.parametrize("path", QUESTIONS)
+async def test_a_question_goes_to_an_engine_of_its_model(path: str) -> None:
+    async with running_rig(num_prefill=2, num_decode=2, models=[LLAMA, QWEN, LLAMA, QWEN]) as rig:
+        for model in ("qwen", "qwen", "sql", None):
+            await (await rig.client()).post(path, {"model": model, "prompt": "a"})
+        assert [engine.num_questions for engine in rig.decodes] == [2, 2]
+        answer = await (await rig.client()).post(path, {"model": "x", "prompt": "a"})
+        assert answer.status == 404
+        assert (await (await rig.client()).post(path, [])).status != 404
+        assert [engine.num_questions for engine in rig.decodes] == [3, 2]
+
+
+async def test_an_engine_that_does_not_say_what_it_serves_gets_requests_as_ever() -> None:
+    async with running_rig(models=[b"{}", b"[]"]) as rig:
+        assert (await post(rig, asking("anything"))).status == 200
+        assert counts(rig) == [1, 1]
+
+
+async def test_an_adapter_that_is_loaded_later_is_found() -> None:
+    async with running_rig(probe_interval_s=OFTEN) as rig:
+        assert (await post(rig, asking("sql"))).status == 404
+        for engine in (rig.prefill, rig.decode):
+            engine.models = models_answer("m", sql="/sql")
+        assert (await post(rig, asking("sql"))).status == 404
+        await read_again(rig)
+        assert (await post(rig, asking("sql"))).status == 200
+
+
+async def test_an_engine_that_was_well_keeps_its_models_while_it_does_not_tell_them() -> None:
+    async with running_rig(probe_interval_s=OFTEN) as rig:
+        rig.decode.models_status = 500
+        assert (await post(rig, asking("x"))).status == 404
+        await read_again(rig)
+        assert (await post(rig, asking("x"))).status == 404
+        assert (await post(rig)).status == 200
+
+
+async def test_another_life_of_an_engine_is_asked_anew() -> None:
+    async with running_rig(probe_interval_s=OFTEN) as rig:
+        rig.decode.health_status = 503
+        (decode,) = rig.router.services.engines[Role.DECODE]
+        await until(lambda: not decode.is_healthy)
+        rig.decode.models = models_answer("m", "other")
+        rig.decode.health_status = 200
+        await until(lambda: decode.is_healthy)
+        assert (await post(rig, asking("other"))).status == 200
+
+
+async def test_engines_are_asked_with_their_key() -> None:
+    async with running_rig(engine_api_key="sk-engine") as rig:
+        assert rig.decode.list_headers["authorization"] == "Bearer sk-engine"
+
+
+async def test_the_access_log_names_the_model_of_a_request_that_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    async with running_rig(access_log=log) as rig:
+        assert (await post(rig, asking("mistral"))).status == 404
+    (line,) = map(json.loads, log.read_text().splitlines())
+    assert (line["model"], line["status"]) == ("mistral", 404)
+
+
+async def test_a_router_may_be_told_to_ask_engines_for_models_that_none_of_them_lists() -> None:
+    async with running_rig(unknown_models="ask") as rig:
+        assert (await post(rig, asking("from-a-resolver"))).status == 200
+        assert counts(rig) == [1, 1]
+    async with running_rig(num_prefill=2, num_decode=2, models=[LLAMA, QWEN, LLAMA, QWEN], unknown_models="ask") as rig:
+        assert (await (await rig.client()).post("/tokenize", asking("from-a-resolver"))).status == 200
+
+
+async def test_a_long_name_is_not_told_whole() -> None:
+    async with running_rig() as rig:
+        answer: Message = await post(rig, asking("x" * 100_000))
+        assert answer.status == 404
+        assert len(answer.body) < 500

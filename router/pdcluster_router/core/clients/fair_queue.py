@@ -80,7 +80,7 @@ class _Class(Generic[Waiter]):
         return line
 
     def remove(self, line: _Line[Waiter]) -> None:
-        """No request of the line waits any more. The flow owes what its tag is above those of others."""
+        """No request of the line waits any more. Its tag is kept, so that a flow gains nothing by coming back."""
         self._take_out(line)
         del self.lines[line.flow]
         self.debts[line.flow] = line.tag

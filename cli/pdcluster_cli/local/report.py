@@ -93,7 +93,7 @@ def hidden_share(pushes: Sequence[PushTrace]) -> float | None:
 
 
 def format_report(report: TransferReport, proved: str) -> str:
-    """The report as a small table for a terminal. ``proved``: line of the proof before it."""
+    """The report as a small table for a terminal. ``proved``: its first row, the result of the proof."""
     rows = [
         ("proven", proved),
         ("prompt", f"{report.prompt_tokens:,} tokens ({report.cached_tokens:,} cached on decode)"),

@@ -21,18 +21,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from pdcluster_connector.core.ranges import Offsets, Spans, TokenSpan
 from pdcluster_connector.core.state_runs import shared_units, units_of
 from pdcluster_connector.core.tp_mapping import WHOLE, Sharding, Share, plan_pushes, stripe_tokens
 from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.side_channel import ContentSums, RankLayout, RegionLayout
-
-SumsArray: TypeAlias = npt.NDArray[np.uint64]
 
 RANGE_TOKENS: Final = 256
 """Tokens in a range of a full comparison; doubled until there are at most ``MAX_RANGES`` ranges."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -41,7 +41,6 @@ from pdcluster_connector.worker.content_pass import (
     as_words,
     factors_of,
     odd_numbers,
-    values_of,
 )
 from pdcluster_connector.worker.pushes import LivePush, PushBook
 from pdcluster_protocol.ids import Attempt, TransferId
@@ -163,13 +162,6 @@ def _pages_of(cells: Cells, page_tokens: int, plan: ContentPlan, seed: int, wher
     weights[turns, cells.slots] = odd_numbers(cells.positions, seed)
     slots[turns, cells.slots] = plan.slots_of(cells.positions)
     return Pages(*(torch.from_numpy(found).to(where) for found in (numbers, weights, slots)))
-
-
-def sum_of_cells(content: torch.Tensor, positions: torch.Tensor, seed: int) -> int:
-    """One sum over cells ``[positions, heads, bytes]``, uint8, any device: for checks of a device's arithmetic."""
-    weights = torch.from_numpy(odd_numbers(positions.cpu().numpy(), seed)).to(content.device)
-    cells = content[:, :, None].clone()
-    return int((values_of(cells, factors_of(cells))[..., 0] * weights[:, None]).sum().item()) & _MASK
 
 
 K = TypeVar("K", bound=Hashable)
@@ -336,9 +328,6 @@ class ReceiveSums:
             return None
         sums = self._queue.advance()
         return None if sums is None else (*key, Found(sums.plan, sums.result()))
-
-
-_MASK: Final = (1 << 64) - 1
 
 
 def _units_of(part: ContentPart, where: torch.device) -> torch.Tensor | None:

@@ -347,7 +347,7 @@ _NAME_RULE: Final = Rule(
 
 
 def metadata_problems(metadata: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why the API server refuses a PDCluster with this metadata, as far as we know its rules; empty: it does not."""
+    """The faults for which the API server refuses this metadata of a PDCluster. We know only some of its rules."""
     found = [_name_problem(metadata["name"]), _namespace_problem(metadata.get("namespace"))]
     for field in ("labels", "annotations"):
         found += _text_problems(f"metadata.{field}", metadata.get(field) or {})

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 OLD_WATCH_S: Final = 300
-"""Seconds after which no watch is left that was open when the CRD changed, with room for a slow server."""
+"""Seconds after a change of the CRD until all older watches have ended, with room for a slow server."""
 
 
 class UnknownFields:

@@ -25,8 +25,8 @@ class FileWatch:
     """Some files that are read together. Event loop only."""
 
     def __init__(self, what: str, paths: Sequence[Path], interval_s: float, read: Callable[[], None]) -> None:
-        """Make it before the files are read for the first time. ``what``: they hold, for the log. ``read``: reads all
-        of them anew; it raises ConfigError, and changes nothing, where they cannot be used."""
+        """Make it before the files are read for the first time. ``what``: the log's name for their content. ``read``:
+        reads all of them anew. If they cannot be used, it raises ConfigError and changes nothing."""
         self._what = what
         self._paths = tuple(paths)
         self._interval_s = interval_s

@@ -192,7 +192,7 @@ class EngineTls(TlsTransport):
         return None if self._refusal is None else Cut(self._refusal)
 
     def _is_unheard(self) -> bool:
-        """Whether the engine hung up behind an agreement of TLS 1.3, and had sent nothing since."""
+        """Whether the engine hung up after an agreement by TLS 1.3, without a byte in between."""
         return not (self._is_left or self._has_spoken) and self._tls is not None and self._tls.version() == "TLSv1.3"
 
 

@@ -120,8 +120,8 @@ class Relay:
     def __init__(
         self, owner: RelayOwner, cycle: HotCycle, api: ClientApi, given_up: Mapping[bytes, str], *, now: float
     ) -> None:
-        """``given_up``: marks of an answer that decode did not finish, if ``api`` has none of its own. ``now``:
-        monotonic seconds.
+        """``given_up``: bytes by which an unfinished answer is known, unless ``api`` has its own. ``now``: monotonic
+        seconds.
         """
         self._owner = owner
         self._api = api

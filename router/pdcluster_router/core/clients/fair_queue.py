@@ -79,7 +79,7 @@ class _Class(Generic[Waiter]):
         del self.order[bisect_left(self.order, (line.tag, line.number))]
 
     def remove(self, line: _Line[Waiter]) -> None:
-        """No request of the line waits any more. The flow owes what its tag is above those of others."""
+        """No request of the line waits any more. Its tag is kept, so that a flow gains nothing by coming back."""
         self.take_out(line)
         self.debts[line.flow.name] = line.tag
 

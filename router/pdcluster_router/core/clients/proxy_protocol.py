@@ -85,7 +85,7 @@ def _read_v1(data: bytes) -> Preface | None:
 
 
 def _v1_end(version: bytes, address: bytes, port: bytes) -> tuple[str, int]:
-    """Address and port of one end. Raises: BadPreface: One of them is none."""
+    """Address and port of one end. Raises: BadPreface: The address or the port is not valid."""
     try:
         told = _VERSIONS[version](address.decode())
     except ValueError as error:

@@ -18,7 +18,7 @@ Object = dict[str, Any]
 JSON: Final = "application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 APPLY_PATCH: Final = "application/apply-patch+yaml"
-LIMIT_S: Final = 30.0
+LIMIT_S: Final = 120.0
 
 
 class KubeRefused(Exception):

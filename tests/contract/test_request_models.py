@@ -8,12 +8,14 @@ from typing import Any, Final
 import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import SamplingParams
 
 from fakes.reservations import reservation_of
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams, parse_reservation, to_wire
+from pdcluster_router.core.apis.openai_errors import model_not_found
 from pdcluster_router.core.apis.rewrite import PREFILLED_APART, Said, parse_body
 
 PARAMS: Final = DecodeParams(metaserver="http://r/v1/metaserver", transfer_id=TransferId("t"), deadline_ms=9)
@@ -42,10 +44,8 @@ ANSWER: Final = {
 """How the answer is shown."""
 RUN: Final = {"cache_salt", "min_tokens", "model", "priority", "request_id", "session_id", "user"}
 """Who asks for what, and when it runs. ``min_tokens``: prefill's is always ours."""
-PLACING: Final = {"messages", "session_id"}
-"""Looked at all the same, but only to choose engines: a conversation goes back to those that know it."""
-LOGGED: Final = {"model"}
-"""Looked at only for the access log."""
+PLACING: Final = {"messages", "model", "session_id"}
+"""Looked at all the same, but only to choose engines: those of the model, and those that know the conversation."""
 
 ODD: Final = ["2.0", '"2"', '"1"', "true", "false", '"true"', '"yes"', '"on"', '"t"', "1e0", "1.0", "0", "1", "-1"]
 ODDER: Final = ["null", "2", "20e-1", '"2.0"', "123456789012345678901234567890", "[]", "{}", '""', "[2]", "1.5"]
@@ -61,7 +61,7 @@ def test_each_key_of_vllms_requests_is_known_to_be_harmless_or_looked_at(model: 
 
 def test_no_key_is_called_harmless_that_is_looked_at_or_gone() -> None:
     harmless = SAMPLING | TEXT | ANSWER | RUN
-    assert harmless & set(Said.__struct_fields__) == PLACING | LOGGED
+    assert harmless & set(Said.__struct_fields__) == PLACING
     assert harmless <= {name for model in MODELS for name in model.model_fields}
 
 
@@ -151,3 +151,20 @@ def test_vllm_sees_our_parameters_wherever_the_client_writes_its_own(model: Mode
         assert to_decode.kv_transfer_params == to_wire(PARAMS)
         assert parse_reservation(to_prefill.kv_transfer_params) == RESERVATION
         assert alone.kv_transfer_params is None
+
+
+@pytest.mark.parametrize(
+    "served",
+    [
+        "llama",
+        "org/llama-3.1-8b",
+        "/models/llama",
+        "/models/llama-3.1-8b",
+        "/opt/models/a.b, /data/x/y.gguf",
+        "/a/b.c/d",
+    ],
+)
+@pytest.mark.parametrize("name", ["none", "/srv/none", "/none", "a/b/c.d"])
+def test_an_unknown_models_error_hides_paths_as_vllm_does(name: str, served: str) -> None:
+    said = f"The model `{name}` does not exist. Valid aliases: {served}."
+    assert model_not_found(name, served).message == sanitize_message(said)

@@ -5,6 +5,7 @@ Every error that the router itself answers is declared here, so that status, typ
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -20,6 +21,11 @@ _SERVER: Final = "server_error"
 _RETRY_AFTER_S: Final = 2
 _MAX_NAME: Final = 200
 """The most of a model's name that a client wrote."""
+_PATHS: Final = (
+    re.compile(r"/(?:home|lib|mnt|opt|root|srv|tmp|usr|var)(?:/[\w.-]+)+"),
+    re.compile(r"(?:/[\w-]+){2,}\.\w+"),
+)
+"""The texts that vLLM takes for paths of files: below a folder of the system, or with an extension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,13 @@ def not_found(path: str) -> ApiError:
 
 
 def model_not_found(name: str, served: str) -> ApiError:
-    """As vLLM 0.32 says it (``serve/engine/serving.py``). ``served``: names, with commas between them."""
+    """As vLLM 0.32 says it (``serve/engine/serving.py``). ``served``: names, with commas between them.
+
+    vLLM hides the paths of files in all its errors (``serve/exception_handling/utils.py``), so this error does too.
+    """
     message = f"The model `{name[:_MAX_NAME]}` does not exist. Valid aliases: {served}."
+    for path in _PATHS:
+        message = path.sub("<path>", message)
     return ApiError(404, "NotFoundError", "model_not_found", message, param="model")
 
 

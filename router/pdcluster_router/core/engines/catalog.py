@@ -21,6 +21,8 @@ from pdcluster_router.core.engines.placement import Standing, serving_revisions
 
 MOST_SHOWN: Final = 20
 """The most names that an error tells."""
+MOST_CHARS: Final = 200
+"""The most of each name there."""
 
 
 class SaysModels(Standing, Protocol):
@@ -71,7 +73,7 @@ def served_names(engines: Sequence[SaysModels]) -> list[str]:
     """The names of base models that decode engines serve, as vLLM's own error tells them; no more than some."""
     listings = _listings_of([engine for engine in engines if engine.role is Role.DECODE])
     names = dict.fromkeys(name for listing in listings for name in listing.bases[:MOST_SHOWN])
-    return list(names)[:MOST_SHOWN]
+    return [name[:MOST_CHARS] for name in list(names)[:MOST_SHOWN]]
 
 
 def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E]:

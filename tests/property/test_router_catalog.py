@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from fakes.answers import models_answer
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.breaker import Breaker
-from pdcluster_router.core.engines.catalog import MOST_SHOWN, ModelGroup, group_for, served_names
+from pdcluster_router.core.engines.catalog import (
+    MOST_SHOWN,
+    ModelGroup,
+    group_again,
+    group_for,
+    lists_of,
+    served_names,
+)
 from pdcluster_router.core.engines.listing import Listing, read_listing
 from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.engines.placement import decode_tiers, prefill_tiers
@@ -150,6 +157,23 @@ def test_where_all_say_the_same_any_engine_may_get_any_known_model(
     else:
         assert listing is not None
         assert listing.get(name) is None
+
+
+@given(ENGINES, st.lists(st.sampled_from(LISTINGS), min_size=8, max_size=8), st.sampled_from(["", *NAMES]))
+def test_what_a_name_was_when_a_request_came_it_is_on_each_engine_that_it_comes_to(
+    engines: list[Stub], new: list[Listing], name: str
+) -> None:
+    before = group_for(name, engines)
+    then = lists_of(before.engines) if before is not None else []
+    for engine, listing in zip(engines, new, strict=False):
+        engine.listing = listing
+    name = name or (then[0].bases[0] if then else "")
+    was = next((identity for listing in then if (identity := listing.get(name)) is not None), None)
+    group = group_again(name, then, engines)
+    if was is None or group is None:
+        return
+    for prefill, decode in pairs(group):
+        assert [one.listing.get(name) if one.listing else None for one in (prefill, decode)] == [was, was]
 
 
 @given(ENGINES)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.engines.catalog import ModelGroup
 from pdcluster_router.core.engines.placement import (
     Chooser,
     Policy,
@@ -24,6 +25,8 @@ from pdcluster_router.engines.engine import Engine
 
 Tiers: TypeAlias = tuple[list[Engine], ...]
 _NOBODY: Final[Tiers] = ()
+Again: TypeAlias = Callable[[str], ModelGroup[Engine] | None]
+"""The engines for the next step of a request for this model, as they are now."""
 
 
 class Candidates:
@@ -39,6 +42,7 @@ class Candidates:
         self._prefill_tiers: dict[str, Tiers] = {}
         self._choosers: dict[str | None, tuple[list[Engine], Chooser[Engine]]] = {}
         """The chooser of each first tier: prefill's by revision, and decode's under None."""
+        self._again: Again | None = None
 
     def sort(self, engines: Sequence[Engine]) -> None:
         """The tiers are worked out again. ``engines``: all of them, as they are now."""
@@ -48,6 +52,16 @@ class Candidates:
         tiers: list[tuple[str | None, Tiers]] = [(None, self.decode_tiers), *self._prefill_tiers.items()]
         self._choosers = {key: self._chooser(key, found[0]) for key, found in tiers if found}
 
+    def renewed(self, again: Again) -> Candidates:
+        """The candidates in place of these for requests that come from now on: engines serve other models.
+
+        Requests that wait, or are tried again, still come here: ``again`` says which engines they may get.
+        """
+        new = Candidates(self.policy, self._tallies, self._now)
+        new._choosers, self._choosers = self._choosers, {}
+        self._again = again
+        return new
+
     def use(self, policy: Policy) -> None:
         """``policy`` chooses once they are sorted again."""
         self.policy = policy
@@ -56,19 +70,31 @@ class Candidates:
     def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
         """As ``Terms.place_decode``."""
         if tried or None not in self._choosers:
-            return self._choose_other(request, self.decode_tiers, tried)
+            return self._choose_other(request, self._decode_tiers_for(request), tried)
         return self._choosers[None][1](request, now=self._now(), chance=random.random)
 
     def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         """As ``Terms.place_prefill``."""
         if tried or revision not in self._choosers:
-            return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)
+            return self._choose_other(request, self._prefill_tiers_for(request, revision), tried)
         return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
         """The decode engine with the least to do of those not ``tried``; None: no other. For calls without KV."""
         now = self._now()
         return min(left_of(self.decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
+
+    def _decode_tiers_for(self, request: RequestFacts) -> Tiers:
+        if self._again is None:
+            return self.decode_tiers
+        group = self._again(request.body.model)
+        return decode_tiers(group.engines) if group is not None else _NOBODY
+
+    def _prefill_tiers_for(self, request: RequestFacts, revision: str) -> Tiers:
+        if self._again is None:
+            return self._prefill_tiers.get(revision, _NOBODY)
+        group = self._again(request.body.model)
+        return prefill_tiers(group.engines, revision) if group is not None and group.has_prefill else _NOBODY
 
     def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Sequence[Engine]) -> Engine | None:
         engines = proven(left_of(tiers, tried))

@@ -40,10 +40,8 @@ class ModelTerms:
         if group is None:
             self._roster.num_unknown += 1
             return None if self._refuses_unknown else self._terms
-        terms = self._terms
-        if not group.is_whole:
-            some = self._roster.candidates_of(group.engines)
-            terms = Terms(some.place_decode, some.place_prefill, terms.retries, has_prefill=group.has_prefill)
+        some = self._roster.whole if group.is_whole else self._roster.candidates_of(group.engines)
+        terms = Terms(some.place_decode, some.place_prefill, self._terms.retries, has_prefill=group.has_prefill)
         self._keep(bytes(body.model_said), terms)
         return terms
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Final
 from weakref import WeakValueDictionary
@@ -17,6 +18,7 @@ from weakref import WeakValueDictionary
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import Action
 from pdcluster_router.core.engines.breaker import Circuit
+from pdcluster_router.core.engines.catalog import ModelGroup, group_again, lists_of
 from pdcluster_router.core.engines.listing import Listing
 from pdcluster_router.core.engines.membership import (
     Add,
@@ -95,12 +97,10 @@ class Roster:
         self._loop = asyncio.get_running_loop()
         self._by_key: dict[EngineKey, Engine] = {}
         self._numbers = {role: count() for role in Role}
-        self._all = Candidates(policy, self.tallies, now)
+        self.whole = Candidates(policy, self.tallies, now)
+        """All engines, for requests that any of them may get. Another object once engines serve other models."""
         self._candidates: WeakValueDictionary[tuple[Engine, ...], Candidates] = WeakValueDictionary()
         """Those for some of the engines."""
-        self.place_decode: Final = self._all.place_decode
-        self.place_prefill: Final = self._all.place_prefill
-        self.other_decode: Final = self._all.other_decode
         self._is_settling = False
 
     def all_engines(self) -> list[Engine]:
@@ -113,7 +113,7 @@ class Roster:
 
     def refresh(self) -> None:
         """The engines that may get work are worked out again. Call it when an engine's health has changed."""
-        self._all.sort(self.all_engines())
+        self.whole.sort(self.all_engines())
         self._on_change()  # Whoever keeps candidates lets go of them.
         for engines, candidates in list(self._candidates.items()):
             candidates.sort(engines)
@@ -129,21 +129,44 @@ class Roster:
     def listed(self, engine: Engine, listing: Listing | None) -> None:
         """``engine`` has said which models it serves; None: it has not. Equal lists are kept once."""
         same = (other.listing for other in self.all_engines() if other.listing == listing)
-        before, engine.listing = engine.listing, next(same, listing)
-        if engine.listing is not before:
-            self.refresh()
+        before, new = engine.listing, next(same, listing)
+        if new is before:
+            return
+        then = lists_of(self.all_engines())
+        some = [(candidates, lists_of(engines)) for engines, candidates in self._candidates.items()]
+        engine.listing = new
+        if before is not None or len(lists_of(self.all_engines())) > 1:
+            for candidates, theirs in some:
+                candidates.renewed(partial(self._group_again, theirs))
+            self._candidates.clear()
+            self.whole = self.whole.renewed(partial(self._group_again, then))
+        self.refresh()
+
+    def _group_again(self, then: list[Listing], name: str) -> ModelGroup[Engine] | None:
+        return group_again(name, then, self.all_engines())
 
     def use(self, policy: Policy) -> None:
         """``policy`` chooses from now on."""
         self.policy = policy
-        for candidates in (self._all, *self._candidates.values()):
+        for candidates in (self.whole, *self._candidates.values()):
             candidates.use(policy)
         self.refresh()
 
     @property
     def num_usable_decodes(self) -> int:
         """The decode engines that new requests are placed among."""
-        return len(self._all.decode_tiers[0]) if self._all.decode_tiers else 0
+        return len(self.whole.decode_tiers[0]) if self.whole.decode_tiers else 0
+
+    # The engines that any request may get, as they are when it is placed.
+
+    def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
+        return self.whole.place_decode(request, tried)
+
+    def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
+        return self.whole.place_prefill(request, tried, revision)
+
+    def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
+        return self.whole.other_decode(tried)
 
     # What an engine says.
 

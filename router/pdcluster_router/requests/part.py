@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from pdcluster_router.core.apis.openai_errors import ApiError
 from pdcluster_router.core.clients.room import Room
 from pdcluster_router.core.engines.breaker import Circuit
+from pdcluster_router.core.engines.listing import Listing
 from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.engines.engine import Engine
@@ -121,6 +122,7 @@ class OnePrefill:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._engine: Engine | None = None
+        self._listing: Listing | None = None
 
     @property
     def terms(self) -> Terms:
@@ -129,9 +131,11 @@ class OnePrefill:
     def _place(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         if tried:
             return self._terms.place_prefill(request, tried, revision)
-        if self._engine is None or self._engine.revision != revision or not _is_well(self._engine):
-            self._engine = self._terms.place_prefill(request, tried, revision)
-        return self._engine
+        engine = self._engine
+        if engine is None or engine.revision != revision or engine.listing is not self._listing or not _is_well(engine):
+            self._engine = engine = self._terms.place_prefill(request, tried, revision)
+            self._listing = engine.listing if engine is not None else None
+        return engine
 
 
 def _is_well(engine: Engine) -> bool:

@@ -60,6 +60,30 @@ def group_for(name: str, engines: Sequence[E]) -> ModelGroup[E] | None:
     return _whole(present) if len(listings) == 1 else _best_group(name, known, present)
 
 
+def group_again(name: str, then: Sequence[Listing], engines: Sequence[E]) -> ModelGroup[E] | None:
+    """The engines for the next step of a request for ``name``, since engines say other things than when it came.
+
+    Its first engine was chosen for what the name was: an engine on which the name is another thing now may not follow.
+    ``then``: what engines said when it came, the first decode engine's list first. None: no engine is left.
+    """
+    name = name or (then[0].bases[0] if then else "")
+    was = next((identity for listing in then if (identity := listing.get(name)) is not None), None)
+    if was is None:
+        return group_for(name, engines)  # Nobody had said what it is.
+    present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
+    listings = _listings_of(present)
+    if not any(listing.get(name) == was for listing in listings):
+        return None if listings else _whole(present)
+    if len(listings) == 1:
+        return _whole(present)
+    return _group([engine for engine in present if engine.listing and engine.listing.get(name) == was], present)
+
+
+def lists_of(engines: Sequence[SaysModels]) -> list[Listing]:
+    """The lists that differ, those of decode engines first."""
+    return _listings_of(sorted(engines, key=lambda engine: engine.role is not Role.DECODE))
+
+
 def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
     """The decode engines of each list that differs from the others, in their order; one without a list is in none."""
     decodes = [engine for engine in engines if engine.role is Role.DECODE and engine.listing is not None]

@@ -1,0 +1,134 @@
+"""Which engines a request gets that waits, or is tried again, while engines begin to serve other models."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from fakes.answers import models_answer
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.engines.listing import read_listing
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.outage import Sign
+from pdcluster_router.core.engines.placement import RequestFacts
+from pdcluster_router.core.engines.policies.least_tokens import least_tokens
+from pdcluster_router.core.requests.pairing import Retries
+from pdcluster_router.engines.engine import Engine
+from pdcluster_router.engines.model_terms import ModelTerms
+from pdcluster_router.engines.roster import Roster, Terms
+from pdcluster_router.http.connections import PoolLimits
+
+pytestmark = pytest.mark.anyio
+
+OLD, NEW = models_answer("llama", sql="/sql-1"), models_answer("llama", sql="/sql-2")
+QWEN = models_answer("qwen", "other", sql="/sql-2")
+MORE = models_answer("llama", sql="/sql-1", chat="/chat")
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+
+
+class Pool:
+    """Engines and the terms of requests to them."""
+
+    def __init__(self) -> None:
+        self.roster = Roster(PoolLimits(4, 1.0, 1.0), least_tokens, self._forget, lambda _: None, lambda: 0.0)
+        terms = Terms(self.roster.place_decode, self.roster.place_prefill, Retries(3, 3, recomputes=True))
+        self.terms = ModelTerms(self.roster, terms, refuses_unknown=True)
+        self.members: list[Member] = []
+
+    def _forget(self) -> None:
+        if hasattr(self, "terms"):
+            self.terms.forget()
+
+    def add(self, role: Role, said: bytes) -> Engine:
+        """A healthy engine of this role, which has said this."""
+        self.members.append(Member(f"http://127.0.0.1:{len(self.members) + 1}", role))
+        self.roster.update(self.members)
+        engine = self.roster.engines[role][-1]
+        engine.found(Sign.WELL, most_s=1.0)
+        self.says(engine, said)
+        return engine
+
+    def says(self, engine: Engine, said: bytes) -> None:
+        self.roster.listed(engine, read_listing(said))
+        self.roster.refresh()
+
+
+@asynccontextmanager
+async def pool_of(*said: tuple[Role, bytes]) -> AsyncIterator[tuple[Pool, list[Engine]]]:
+    pool = Pool()
+    yield pool, [pool.add(*one) for one in said]
+    await pool.roster.close()
+
+
+class Asked:
+    """A request that has come, and its steps from now on."""
+
+    def __init__(self, pool: Pool, name: str) -> None:
+        body = parse_body(b'{"model":"%b","prompt":"a"}' % name.encode())
+        terms = pool.terms.find(body)
+        assert terms is not None
+        self._request, self._terms = RequestFacts(b"/v1/completions", b"", body, ""), terms
+
+    @property
+    def decodes(self) -> set[Engine]:
+        """All decode engines that it may come to, try after try."""
+        tried: list[Engine] = []
+        while (engine := self._terms.place_decode(self._request, tried)) is not None:
+            tried.append(engine)
+        return set(tried)
+
+    @property
+    def prefills(self) -> set[Engine]:
+        tried: list[Engine] = []
+        while (engine := self._terms.place_prefill(self._request, tried, "")) is not None:
+            tried.append(engine)
+        return set(tried)
+
+
+@pytest.mark.parametrize("others", [OLD, QWEN], ids=["one model before", "several models before"])
+@pytest.mark.parametrize("new", [NEW, QWEN])
+async def test_an_engine_on_which_the_name_is_another_thing_now_may_not_follow(others: bytes, new: bytes) -> None:
+    said = [(PREFILL, OLD), (PREFILL, OLD), (DECODE, OLD), (DECODE, OLD), (PREFILL, others), (DECODE, others)]
+    async with pool_of(*said) as (pool, (prefill, prefill_2, decode, decode_2, *more)):
+        asked = Asked(pool, "sql")
+        theirs = set(more) if others is OLD else set()
+        assert (asked.prefills, asked.decodes) == (
+            {prefill, prefill_2, *theirs} - {more[1]},
+            {decode, decode_2, *theirs} - {more[0]},
+        )
+        for engine in (prefill_2, decode_2):
+            pool.says(engine, new)
+        assert (asked.prefills, asked.decodes) == ({prefill, *theirs} - {more[1]}, {decode, *theirs} - {more[0]})
+
+
+@pytest.mark.parametrize("name", ["", "llama"])
+async def test_a_request_keeps_its_model_when_all_engines_of_one_role_serve_another(name: str) -> None:
+    async with pool_of((PREFILL, OLD), (DECODE, OLD)) as (pool, (prefill, decode)):
+        asked = Asked(pool, name)
+        pool.says(prefill, QWEN)
+        assert (asked.prefills, asked.decodes) == (set(), {decode})
+        pool.says(decode, QWEN)
+        assert (asked.prefills, asked.decodes) == (set(), set())
+        assert Asked(pool, "qwen").decodes == {decode}
+
+
+async def test_a_request_that_waits_gets_engines_that_have_loaded_one_more_adapter() -> None:
+    said = [(PREFILL, OLD), (DECODE, OLD), (PREFILL, QWEN), (DECODE, QWEN)]
+    async with pool_of(*said) as (pool, (prefill, decode, *_)):
+        asked = Asked(pool, "llama")
+        pool.says(prefill, MORE)
+        assert (asked.prefills, asked.decodes) == ({prefill}, {decode})
+        pool.says(decode, MORE)
+        assert (asked.prefills, asked.decodes) == ({prefill}, {decode})
+
+
+@pytest.mark.parametrize("model", ["llama", "sql", ""])
+async def test_a_request_that_waits_gets_engines_that_come_meanwhile(model: str) -> None:
+    said = [(PREFILL, OLD), (DECODE, OLD), (PREFILL, QWEN), (DECODE, QWEN)]
+    async with pool_of(*said) as (pool, (prefill, decode, *_)):
+        asked = Asked(pool, model)
+        new = pool.add(PREFILL, OLD), pool.add(DECODE, OLD)
+        assert (asked.prefills, asked.decodes) == ({prefill, new[0]}, {decode, new[1]})

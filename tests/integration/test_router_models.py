@@ -129,10 +129,12 @@ async def test_an_adapter_that_only_decode_engines_have_is_prefilled_there() -> 
         assert counts(rig) == [0, 3, 0]
 
 
-async def test_a_model_that_only_prefill_engines_have_is_not_there_yet() -> None:
-    async with running_rig(num_prefill=2, models=[models_answer("m"), QWEN, models_answer("m")]) as rig:
+@pytest.mark.parametrize("roles", [{"num_prefill": 2}, {"num_decode": 2}])
+async def test_a_base_model_that_one_role_alone_has_is_not_there_yet(roles: dict[str, int]) -> None:
+    async with running_rig(**roles, models=[models_answer("m"), QWEN, models_answer("m")]) as rig:
         answer = await post(rig, asking("qwen"))
         assert (answer.status, answer.json()["error"]["code"]) == (503, "no_decode_engine")
+        assert counts(rig) == [0, 0, 0]
 
 
 async def test_the_list_of_models_has_those_of_all_engines_as_they_wrote_them() -> None:
@@ -194,11 +196,12 @@ async def test_an_engine_that_was_well_keeps_its_models_while_it_does_not_tell_t
 
 
 async def test_another_life_of_an_engine_is_asked_anew() -> None:
-    async with running_rig(probe_interval_s=OFTEN) as rig:
+    both = models_answer("m", "other")
+    async with running_rig(probe_interval_s=OFTEN, models=[both]) as rig:
         rig.decode.health_status = 503
         (decode,) = rig.router.services.engines[Role.DECODE]
         await until(lambda: not decode.is_healthy)
-        rig.decode.models = models_answer("m", "other")
+        rig.decode.models = both
         rig.decode.health_status = 200
         await until(lambda: decode.is_healthy)
         assert (await post(rig, asking("other"))).status == 200

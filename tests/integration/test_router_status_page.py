@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from fakes.access_log import KEY, ask
+from fakes.answers import models_answer
 from fakes.certificates import FOR_CLIENTS, Authority
 from fakes.faults import Fault, Gate
 from fakes.http import Message, request_bytes
@@ -155,7 +156,7 @@ async def test_words_of_strangers_are_in_the_document_as_they_are_and_in_the_pag
     keys = tmp_path / "keys"
     digests = [sha256(f"{KEY}{number}".encode()).hexdigest() for number in range(len(HOSTILE))]
     keys.write_text("".join(f"{digest}  k{word}\n" for digest, word in zip(digests, HOSTILE, strict=True)))
-    async with running_rig(api_key_file=keys) as rig:
+    async with running_rig(api_key_file=keys, models=[models_answer(*HOSTILE)] * 2) as rig:
         before = await get(rig, STATUS_PAGE_PATH)
         for number, word in enumerate(HOSTILE):
             body = {**PROMPT, "model": word}

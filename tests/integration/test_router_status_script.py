@@ -15,6 +15,7 @@ from typing import Any, Final
 import pytest
 
 from fakes.access_log import ask
+from fakes.answers import models_answer
 from fakes.faults import Fault
 from fakes.router import PROMPT, running_rig
 from integration.test_router_status_page import HOSTILE
@@ -62,7 +63,7 @@ def texts(tree: Any) -> list[str]:
 
 
 async def test_words_of_strangers_are_drawn_as_text_in_elements_of_the_pages_own(tmp_path: Path) -> None:
-    async with running_rig(num_prefill=2) as rig:
+    async with running_rig(num_prefill=2, models=[models_answer(*HOSTILE)] * 3) as rig:
         rig.prefills[0].faults_to_come = rig.prefills[1].faults_to_come = [Fault.ERROR_500]  # One of both fails.
         for word in HOSTILE:
             await ask(rig, {**PROMPT, "model": word}, x_request_id=word)

@@ -19,7 +19,7 @@ from pdcluster_router.core.engines.catalog import (
     lists_of,
     served_names,
 )
-from pdcluster_router.core.engines.listing import Listing, read_listing
+from pdcluster_router.core.engines.listing import BASE, Listing, read_listing
 from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.engines.placement import decode_tiers, prefill_tiers
 
@@ -125,6 +125,15 @@ def test_a_model_that_a_healthy_pair_serves_is_served_by_a_healthy_pair(engines:
     for decode in decode_tiers(group.engines)[0]:
         assert decode.is_well
         assert all(prefill.is_well for prefill in prefill_tiers(group.engines, decode.revision)[0])
+
+
+@given(ENGINES, st.sampled_from(NAMES))
+def test_decode_computes_no_prompt_of_a_base_model_for_want_of_a_prefill_engine(engines: list[Stub], name: str) -> None:
+    group = group_for(name, engines)
+    if group is not None:
+        decodes = [engine.listing for engine in group.engines if engine.role is Role.DECODE and engine.listing]
+        if decodes and all(listing.get(name) == BASE for listing in decodes):
+            assert group.has_prefill
 
 
 @given(ENGINES, st.sampled_from([*NAMES, "nobody's"]))

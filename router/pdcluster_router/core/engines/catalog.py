@@ -15,7 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.engines.listing import Identity, Listing
+from pdcluster_router.core.engines.listing import BASE, Identity, Listing
 from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.engines.placement import Standing, serving_revisions
 
@@ -76,7 +76,7 @@ def group_again(name: str, then: Sequence[Listing], engines: Sequence[E]) -> Mod
         return None if listings else _whole(present)
     if len(listings) == 1:
         return _whole(present)
-    return _group([engine for engine in present if engine.listing and engine.listing.get(name) == was], present)
+    return _group_of(was, [engine for engine in present if engine.listing and engine.listing.get(name) == was], present)
 
 
 def lists_of(engines: Sequence[SaysModels]) -> list[Listing]:
@@ -107,7 +107,7 @@ def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E
         name = next(iter(_listings_of(decodes) or listings)).bases[0]
         known = [listing for listing in listings if listing.get(name) is not None]
         group = _best_group(name, known, present)
-        if group.has_prefill:
+        if _has(group.engines, Role.PREFILL):
             return group
     return _whole(present)  # Engines that name one model differently may serve it: the connectors compare it.
 
@@ -127,7 +127,7 @@ def _best_group(name: str, known: list[Listing], present: list[E]) -> ModelGroup
         if identity is not None:
             groups.setdefault(identity, []).append(engine)
     best = max(sorted(groups), key=lambda identity: _worth(groups[identity]))
-    return _group(groups[best], present)
+    return _group_of(best, groups[best], present)
 
 
 def _worth(engines: list[E]) -> tuple[bool, ...]:
@@ -138,7 +138,13 @@ def _worth(engines: list[E]) -> tuple[bool, ...]:
     return (*pairs, *(_has(these, Role.DECODE) for these in (well, serving, engines)))
 
 
+def _group_of(identity: Identity, engines: list[E], present: list[E]) -> ModelGroup[E]:
+    """A base model that no prefill engine serves is a mistake in somebody's settings: then no engine can be used."""
+    return ModelGroup(tuple(engines)) if identity == BASE else _group(engines, present)
+
+
 def _group(engines: list[E], present: list[E]) -> ModelGroup[E]:
+    """An adapter that no prefill engine has may be on its way: decode computes its prompts."""
     if _has(engines, Role.PREFILL):
         return ModelGroup(tuple(engines))
     prefills = [engine for engine in present if engine.role is Role.PREFILL]
@@ -149,7 +155,7 @@ def _whole(present: list[E]) -> ModelGroup[E]:
     return ModelGroup(tuple(present), is_whole=True)
 
 
-def _has(engines: list[E], role: Role) -> bool:
+def _has(engines: Sequence[E], role: Role) -> bool:
     return any(engine.role is role for engine in engines)
 
 

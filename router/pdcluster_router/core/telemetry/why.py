@@ -232,6 +232,10 @@ WORDS: Final[dict[str, Words]] = {
     "too_many_requests": Words("its API key had used up its requests_per_minute", _KEY_LIMIT),
     "too_many_tokens": Words("its API key had used up its prompt_tokens_per_minute", _KEY_LIMIT),
     "prompt_over_limit": Words("its prompt alone is above its API key's prompt_tokens_per_minute", _KEY_LIMIT),
+    "model_not_found": Words(
+        "no engine serves the model that it asked for",
+        "The error that the client got names the models that there are. A new adapter is known within seconds.",
+    ),
     "messages_not_served": Words("these engines do not serve Anthropic's API", "Use /v1/chat/completions."),
     "body_too_large": Words("its body is larger than max_body_bytes", _SIZE),
     "headers_too_large": Words("its headers are larger than max_header_bytes", _SIZE),

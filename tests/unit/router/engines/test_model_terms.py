@@ -109,7 +109,7 @@ async def test_a_request_keeps_its_model_when_all_engines_of_one_role_serve_anot
     async with pool_of((PREFILL, OLD), (DECODE, OLD)) as (pool, (prefill, decode)):
         asked = Asked(pool, name)
         pool.says(prefill, QWEN)
-        assert (asked.prefills, asked.decodes) == (set(), {decode})
+        assert (asked.prefills, asked.decodes) == (set(), set()), "decode does not compute a base model's prompts alone"
         pool.says(decode, QWEN)
         assert (asked.prefills, asked.decodes) == (set(), set())
         assert Asked(pool, "qwen").decodes == {decode}

@@ -4,7 +4,7 @@ With Mooncake's RDMA and Ascend transports each call costs a batch, a turn of a 
 pool with a ``TransferSync`` of its own, however few bytes it has (read in v0.3.13). Each call also gives up Python's
 lock and has to get it back from a forward thread that launches kernels.
 
-Mooncake's Python API can submit many writes, but then only waits for them, and spins a core. Its C++ can be asked:
+Mooncake's Python API can submit many writes, but can then only wait for them, which spins a core. In its C++ API
 ``getTransferStatus(batch, n)`` looks at one write and never waits. We call it by its symbol, like ``freeEngine``. The
 wheels -non-cuda, -npu and CUDA 12 of 0.3.13.post1 and -cuda13 0.3.14 have it. ``choose_submits`` tries it first.
 
@@ -32,7 +32,7 @@ _FREE: Final = "_ZN8mooncake14TransferEngine11freeBatchIDEm"
 _STATUS: Final = "_ZN8mooncake14TransferEngine17getTransferStatusEmmRNS_9Transport14TransferStatusE"
 _COMPLETED, _FAILED = 4, 6
 _UNDER_WAY: Final = frozenset((0, 1, 5))
-"""Waiting, pending, and timed out: a write for which Mooncake waits no longer still goes on."""
+"""Waiting, pending and timed out. A timed-out write still goes on; only Mooncake waits for it no longer."""
 
 
 class Submitted(Protocol):
@@ -52,7 +52,7 @@ class Submits(Protocol):
         """``ranges`` are under way.
 
         Raises:
-            TransferError: Surely none of them is.
+            TransferError: For certain none of them is.
         """
 
 
@@ -114,7 +114,7 @@ class BatchSubmits:
 
 
 class _Many:
-    """The writes of one batch, looked at in order, each until it is over: if one has failed the others may go on."""
+    """The writes of one batch. Each is looked at until it is over, in order: after one has failed others may go on."""
 
     def __init__(self, batches: Batches, batch: int, num_writes: int) -> None:
         self._batches, self._batch, self._num_writes = batches, batch, num_writes
@@ -145,8 +145,8 @@ class Batches(Protocol):
 class _MooncakeStatus(ctypes.Structure):
     """``mooncake::Status``: a code of 16 bits, and a text that we do not read.
 
-    Declared longer than it is: ctypes then has it written where the caller says, as C++ returns a class. It does so
-    only for structures of more than two words.
+    It is declared longer than it is. C++ returns a class through a pointer from the caller, and ctypes passes such a
+    pointer only for structures of more than two words.
     """
 
     _fields_ = (("code", ctypes.c_uint16), ("rest", ctypes.c_uint64 * 7))
@@ -157,7 +157,7 @@ class _TransferStatus(ctypes.Structure):
 
 
 class LibraryBatches:
-    """By the symbols of ``library``. They only look at memory, so we keep Python's lock: it is costly to get back."""
+    """Calls symbols of ``library``. We keep Python's lock in these calls: they are short, and getting it back costs."""
 
     def __init__(self, library: Any, engine: int) -> None:
         """``engine``: ``get_engine_ptr()``.
@@ -201,7 +201,8 @@ def _function(library: Any, name: str, returns: Any, *takes: Any) -> Any:
 def choose_submits(protocol: str, wanted: int, engine: Any, load: Callable[[], Any]) -> Submits:
     """How writes are handed to ``engine``, a binding's object; ``load`` gives that binding's library (``PyDLL``).
 
-    ``wanted``: writes in one call; 0: what fits ``protocol``. It is one if Mooncake lacks the symbols for more.
+    ``wanted``: writes in one call; 0: what fits ``protocol``. Each call has one write if Mooncake lacks the symbols for
+    more, or answers otherwise than 0.3.13.
     """
     number = wanted or _DEFAULTS[protocol]
     if number == 1:

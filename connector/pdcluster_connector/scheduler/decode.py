@@ -241,7 +241,7 @@ class DecodeScheduler:
             self._num_local_tokens += request.num_missing
             count(LOCAL_PREFILLS)
             count(LOCAL_PREFILL_TOKENS, request.num_missing)
-        if (params := request.params) is not None and request.token_ids:  # A prompt of embeddings has none.
+        if (params := request.params) is not None and request.token_ids:  # A prompt of embeddings has no ids.
             said = LocalPrefill(
                 transfer_id=params.transfer_id,
                 attempt=params.attempt,
@@ -323,7 +323,7 @@ def _second_sequence(transfer_id: TransferId) -> str:
 
 
 def _num_wanted(reservation: Reservation) -> int:
-    """Prompt tokens that prefill is asked for."""
+    """The number of prompt tokens that decode asks prefill for."""
     return reservation.num_prompt_tokens - reservation.remote_cached_tokens
 
 

@@ -72,7 +72,7 @@ class _OutgoingTransfer:
 
 
 class _UsedKeys:
-    """The pushes that have begun here: a second one for a transfer and attempt would write other KV into its blocks.
+    """The pushes that have begun here. A second push of the same attempt would write other KV into the same blocks.
 
     begin --> lives --ended--> its lanes may still know it --freed--> remembered until its deadline --> forgotten
     """
@@ -93,7 +93,7 @@ class _UsedKeys:
         self._until[key] = math.inf
 
     def freed(self, key: PushKey, *, deadline: float) -> None:
-        """No lane knows ``key`` any more. It is remembered until ``deadline``, only to refuse a second push."""
+        """No lane knows ``key`` any more. The key is remembered until ``deadline``, only to refuse a second push."""
         self._until[key] = deadline
         self._freed.append(key)
 
@@ -279,8 +279,8 @@ def _slice(
 
 
 def _content(transfer: _OutgoingTransfer, tables: Sequence[Sequence[int]]) -> ContentOrder | None:
-    """The positions that decode works out from its own block table, and the block tables of both engines. None of these
-    comes from the push's plan. None: nothing is compared."""
+    """The positions that decode works out from its own block table, and the block tables of both engines, without the
+    push's plan. None: nothing is compared."""
     check = transfer.reservation.content_check
     if check is ContentCheck.OFF:
         return None

@@ -81,7 +81,7 @@ class Transport(Protocol):
         """
 
     def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
-        """Writes of all ``ranges``, 1 to ``writes_per_submit`` of them, into the peer's memory are under way.
+        """All ``ranges``, 1 to ``writes_per_submit`` of them, are being written into the peer's memory.
 
         They share one status: DONE if all were acknowledged, FAILED only once each of them has ended. Lane thread.
         Never waits for a peer; the first write to a live peer may cost some milliseconds.
@@ -95,7 +95,7 @@ class Transport(Protocol):
         """How far a submit is. Ask until it is not PENDING, then never again. Lane thread; does not wait."""
 
     def close(self) -> None:
-        """No peer can write any more, and we write no more. Waits 2 s at most. On a closed transport it does nothing.
+        """No peer can write any more, and we write no more. Waits 2 s at most. Does nothing if already closed.
 
         Raises:
             TransferError: Writes may go on: a thread is still inside the transport. Each further call raises it until

@@ -18,7 +18,7 @@ class InUse(Generic[E]):
     """One engine, and how many threads are inside it. Any thread may call this. Only ``close`` waits."""
 
     def __init__(self, engine: E, free: Callable[[E], None]) -> None:
-        """``free`` is called once, by the thread that closes or by the last one that leaves."""
+        """``free`` is called once, by the thread that closes or by the last thread that leaves."""
         self._engine: E | None = engine
         self._closed: E | None = None
         self._free = free
@@ -39,7 +39,7 @@ class InUse(Generic[E]):
 
     @contextmanager
     def enter(self) -> Iterator[E | None]:
-        """The engine stays while the caller is inside; None: it is closed."""
+        """Gives the engine, which stays while the caller is inside; None: the engine is closed."""
         with self._has_left:
             engine = self._engine
             self._num_inside += engine is not None

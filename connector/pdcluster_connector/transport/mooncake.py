@@ -37,7 +37,7 @@ from pdcluster_protocol.launch import MOONCAKE_PORTS
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _DEFAULTS: Final = {
-    # Mooncake's default of 2,048 is for all threads together. Past it Mooncake refuses a write and doubts the peer.
+    # Mooncake's default of 2,048 is for all threads together. Past it Mooncake refuses, and leaves the peer in doubt.
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
     # Mooncake's default ports are 15000 to 17000. Cut sessions soon use them up: ``_used_ports`` are not used again
     # soon. Ours end below Kubernetes' node ports. Mooncake refuses Linux's ephemeral ports.
@@ -136,7 +136,7 @@ class MooncakeTransport:
         return status
 
     def close(self) -> None:
-        """As the contract says.
+        """As ``Transport.close``.
 
         Raises:
             TransferError: A thread that opens a peer is still inside Mooncake, and writes to others may be under way.
@@ -200,7 +200,7 @@ def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
     what they still hold (seen with 0.3.13).
 
     Raises:
-        ConfigError: No start came on new ports.
+        ConfigError: Every start was on used ports.
     """
     with _starting_lock:
         for _ in range(_MAX_STARTS):
@@ -221,7 +221,7 @@ def listening_ports() -> set[int]:
     """The TCP ports on which this process listens now. Other threads may open and close files meanwhile."""
     ports = set()
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile, or something else by now
+        with suppress(OSError):  # the file was closed meanwhile, or its number is another file's by now
             ports |= _listening_port(int(entry.name))
     return ports
 

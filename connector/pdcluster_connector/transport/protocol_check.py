@@ -35,7 +35,9 @@ _HEAD: Final = struct.Struct("=QB")
 
 
 def require_taken(protocol: str, host: str, port: int) -> None:
-    """The engine at ``port`` took ``protocol``. Waits for its answer (0.2 ms). If no answer names one, that is logged.
+    """The engine at ``port`` took ``protocol``. Waits for the engine's answer (0.2 ms).
+
+    An answer that is missing, or names no protocol, is only logged.
 
     Raises:
         ConfigError: The engine took another protocol, or TCP without acknowledgements.

@@ -1,8 +1,8 @@
 """Makes Mooncake move bytes by the protocol that was asked for, or says why it cannot.
 
 Mooncake's Python ``initialize`` hardly looks at its protocol argument. It finds transports by itself, and obeys
-variables. A variable counts as set whatever its value is (read in ``transfer_engine_impl.cpp``). The published wheels
-mooncake-transfer-engine 0.3.13.post1, -cuda13 0.3.14 and -non-cuda 0.3.13.post1 have these names:
+environment variables, which count as set whatever their value is (read in ``transfer_engine_impl.cpp``). The published
+wheels mooncake-transfer-engine 0.3.13.post1, -cuda13 0.3.14 and -non-cuda 0.3.13.post1 have these names:
 
     MC_FORCE_TCP        TCP and nothing else; looked at before all others
     MC_FORCE_HCA        RDMA, or an error
@@ -80,7 +80,8 @@ def require_rdma_devices(names: Sequence[str] = (), load: Callable[[], Any] = lo
     A container may lack a device that ``/sys`` shows. Mooncake passes over a name that it does not find.
 
     Raises:
-        ConfigError: libibverbs or a named device is missing; a named device, or else every device, cannot be opened.
+        ConfigError: libibverbs or a named device is missing, or a named device cannot be opened. Or none is named, and
+            none can be opened.
     """
     found = _devices_found(load())
     there = ", ".join(found) or "no RDMA device"

@@ -32,7 +32,7 @@ _FREE: Final = "_ZN8mooncake14TransferEngine11freeBatchIDEm"
 _STATUS: Final = "_ZN8mooncake14TransferEngine17getTransferStatusEmmRNS_9Transport14TransferStatusE"
 _COMPLETED, _FAILED = 4, 6
 _UNDER_WAY: Final = frozenset((0, 1, 5))
-"""Waiting, pending and timed out. A timed-out write still goes on; only Mooncake waits for it no longer."""
+"""Waiting, pending and timed out. A timed-out write still goes on: Mooncake has only stopped waiting for it."""
 
 
 class Submitted(Protocol):
@@ -67,7 +67,7 @@ class KnownEnd:
 
 
 class SingleSubmits:
-    """Each write by a call of its own."""
+    """Submits each write by a call of its own."""
 
     writes_per_submit = 1
 
@@ -96,7 +96,7 @@ class _Single:
 
 
 class BatchSubmits:
-    """Up to ``writes_per_submit`` writes by one call."""
+    """Submits up to ``writes_per_submit`` writes by one call."""
 
     def __init__(self, engine: Any, batches: Batches, writes_per_submit: int) -> None:
         self._engine = engine
@@ -107,7 +107,7 @@ class BatchSubmits:
         sources, targets, sizes = (list(column) for column in zip(*ranges, strict=True))
         batch = self._engine.batch_transfer_async_write(session, sources, targets, sizes)
         if batch <= 0:
-            # Mooncake gives up a batch in the middle, and says nothing of those writes that it had begun.
+            # Mooncake may have given the batch up in the middle. It does not say which writes it had begun.
             _LOG.warning("Mooncake refused a submit of %d writes", len(ranges))
             return KnownEnd(WriteStatus.LOST)
         return _Many(self._batches, batch, len(ranges))
@@ -136,7 +136,7 @@ class Batches(Protocol):
     """Mooncake's C++ calls about batches. None of them waits."""
 
     def status(self, batch: int, number: int) -> WriteStatus:
-        """The status of one write; LOST: we do not know Mooncake's answer."""
+        """The status of one write; LOST: Mooncake gave an answer that we do not know."""
 
     def free(self, batch: int) -> None:
         """Frees a batch whose writes are all over. The caller never names it again."""

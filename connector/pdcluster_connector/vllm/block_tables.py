@@ -58,11 +58,11 @@ class BlockTables:
 
 
 class Preemptions:
-    """Finds the requests that have lost all blocks, by vLLM's count of preemptions of each. Scheduler thread only.
+    """Finds the requests that have lost all of their blocks. Scheduler thread only.
 
-    ``SchedulerOutput.preempted_req_ids`` names them too. But before vLLM 0.26 it lacks the running requests that
-    ``reset_prefix_cache`` preempts (``v1/core/sched/scheduler.py``). Every version counts in the one function that
-    takes the blocks.
+    vLLM counts the preemptions of each request, in every version, in the one function that takes the blocks.
+    ``SchedulerOutput.preempted_req_ids`` names the requests too. But before vLLM 0.26 it lacks the running requests
+    that ``reset_prefix_cache`` preempts (``v1/core/sched/scheduler.py``).
     """
 
     def __init__(self) -> None:

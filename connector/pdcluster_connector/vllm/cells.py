@@ -3,7 +3,7 @@
 Older attention backends choose the order of axes (vLLM 0.23 ``v1/attention/backends/*.py``, ``get_kv_cache_shape``): K
 and V side by side in a cell (CPU), as an axis of two (FlashAttention), or a latent without heads (MLA). vllm-ascend
 keeps each part in a tensor of its own: K and V, or a latent, its rotated part and an indexer's key. This module asks
-the backend for the shape of a KV with numbers of pages, tokens and heads that cannot be confused.
+the backend for the shape of its KV, for numbers of pages, tokens and heads that cannot be confused.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._decode_half.requests.add(request_id, params, tokens, now=now)
 
     def _refuse(self, request: Request, params: object, now: float) -> None:
-        """The transfer parameters are no JSON object, and the request's end says so. They are taken from the request:
-        vLLM would next look a key up in them, and the engine would end."""
+        """The transfer parameters are no JSON object, and the request's end says so. The request loses them: vLLM would
+        next look a key up in them, and the engine would end."""
         request.kv_transfer_params = {}
         request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
         if self._prefill_scheduler:

@@ -175,9 +175,10 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
 
 
 def own_layers(cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> dict[str, LayerKv]:
-    """The layers that keep KV of their own. A layer that shares KV reads one of these (vLLM 0.32
-    ``shared_kv_cache_layers``): it has the tensor of this target, and is in no KV group, or in the target's group after
-    the target.
+    """The layers that keep KV of their own.
+
+    Any other layer shares the KV of one of these, its target, and has the target's tensor (vLLM 0.32
+    ``shared_kv_cache_layers``). It is in no KV group, or in the target's group after the target.
     """
     group_of = {name: index for index, group in enumerate(cache.kv_cache_groups) for name in group.layer_names}
     own: dict[tuple[int, ...], str] = {}
@@ -264,7 +265,7 @@ def _layout_of(cache: KVCacheConfig) -> str | None:
 
 
 def _window_step(spec: KVCacheSpec) -> int:
-    """``RegionLayout.window_step``. vLLM 0.32 ``single_type_kv_cache_manager.py`` says where a window begins.
+    """The ``RegionLayout.window_step`` of ``spec``. Where windows begin: vLLM 0.32 ``single_type_kv_cache_manager.py``.
 
     A push of each token at its own step would not do: the next step gives blocks before the window to other requests,
     while a lane may still read them.

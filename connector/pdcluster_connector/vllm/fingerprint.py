@@ -33,7 +33,7 @@ _VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len", "a
 _WEIGHT_SUFFIXES: Final = frozenset((".safetensors", ".bin", ".pt", ".gguf"))
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
-"""Per weight file: 256 KiB read at engine start."""
+"""Bytes of a sample. An engine reads 64 samples of each weight file, 256 KiB, at its start."""
 
 
 def head_major(names_layouts: bool) -> str:

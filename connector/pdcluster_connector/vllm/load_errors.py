@@ -32,7 +32,7 @@ class PushedBlocks:
         self._new: dict[RequestId, Blocks] = {}
 
     def reserve(self, request_id: RequestId, table: Sequence[int], first_token: int) -> None:
-        """A push shall fill the blocks of ``table`` from that of ``first_token`` on."""
+        """A push shall fill the blocks of ``table`` from the block of ``first_token`` on."""
         blocks = tuple(filter(None, table[first_token // self._block_tokens :]))  # without the null block
         self._waiting[request_id] = self._new[request_id] = blocks
 
@@ -52,7 +52,7 @@ class PushedBlocks:
 
 
 class FailedBlocks:
-    """The worker half of a decode engine: which blocks of failed waits vLLM has not heard of. Forward thread only."""
+    """The worker half of a decode engine: the blocks of failed waits, for vLLM. Forward thread only."""
 
     def __init__(self) -> None:
         self._waiting: dict[RequestId, Blocks] = {}

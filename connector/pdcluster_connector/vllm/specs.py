@@ -104,7 +104,7 @@ def _is_vllms(cls: type) -> bool:
 
 
 def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
-    """The fields of ``spec`` that may make its pages read otherwise than those of ``kind``, each as name and value."""
+    """The fields of ``spec`` by which its pages may differ from those of ``kind``, each as name and value."""
     known = {field.name for field in dataclasses.fields(kind)}
     said = [
         field.name

@@ -15,7 +15,7 @@ from pdcluster_protocol.trace import LayerTrace
 
 @dataclass(slots=True)
 class LayerRecord:
-    """When one layer of one push became final, began to leave and was acknowledged (monotonic seconds)."""
+    """When one layer of one push became final, began to leave and was acknowledged, in monotonic seconds."""
 
     step: int
     layer: int

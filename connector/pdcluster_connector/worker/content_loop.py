@@ -121,7 +121,7 @@ def add_pages(
 
 
 def _compile() -> Loop | None:
-    import numba  # here: it takes 0.7 s of a core, and few engines need it
+    import numba  # imported only here: the import takes 0.7 s of a core, and few engines need it
 
     if numba.config.DISABLE_JIT:
         return None

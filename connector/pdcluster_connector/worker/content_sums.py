@@ -171,12 +171,12 @@ K = TypeVar("K", bound=Hashable)
 class SumQueue(Generic[K]):
     """Sums under way. Not thread-safe: one thread owns the queue and computes the sums, in a stream of their own.
 
-    On an NPU a thread works in the forward pass's stream unless it opens another: each chunk would wait for all steps
-    that are under way.
+    On an NPU a thread works in the forward pass's stream unless it opens another stream. In the forward pass's stream
+    each chunk would wait for all steps that are under way.
     """
 
     device: Device
-    """The rank's."""
+    """The rank's device."""
     _stream: Stream | None = None
     _sums: dict[K, SumsUnderWay] = field(default_factory=dict)
 
@@ -198,7 +198,7 @@ class SumQueue(Generic[K]):
         return next(iter(self._sums), None)
 
     def advance(self) -> SumsUnderWay | None:
-        """Reads one chunk for the oldest sums. Returns these sums if they are whole now. The queue is not empty."""
+        """Reads one chunk for the oldest sums, which must exist. Returns these sums if they are whole now."""
         assert self._stream is not None, "nothing was started"
         key = next(iter(self._sums))
         with self._stream:
@@ -229,7 +229,7 @@ class PushSums:
         self._asked.append(live)
 
     def advance(self, book: PushBook, now: float) -> None:
-        """Reads one chunk for one push, then others have their turn. A call that fails costs that push alone.
+        """Reads one chunk for the oldest push; the lane works for others in between. A failed call costs one push.
 
         Raises the device's error if it may be about other work than these sums: this class cannot tell what else the
         device has not done.
@@ -292,7 +292,7 @@ class ReceiveSums:
 
     @property
     def next_transfer(self) -> TransferId | None:
-        """The transfer that ``advance`` reads for."""
+        """The transfer that ``advance`` reads for; None: there is none."""
         key = self._queue.next_key
         return None if key is None else key[0]
 
@@ -317,7 +317,7 @@ class ReceiveSums:
         return True
 
     def advance(self) -> tuple[TransferId, Attempt, Found] | None:
-        """Reads one chunk for one attempt, then others have their turn. Returns the attempt's sums once they are whole.
+        """Reads one chunk for the oldest attempt; the thread works for others in between. Returns sums that are whole.
 
         Raises the errors of the device's library; the sums of this attempt then cover a part only.
         """

@@ -107,7 +107,7 @@ class Lane:
         self._failure = self._cut_reason = ""
         self._closing_at: float | None = None
         self._num_faults = context.device.num_faults
-        """How many faults of the device the lane knows; at first, those before any computation that it pushes."""
+        """How many faults of the device the lane knows. At first: those from before the KV that the lane pushes."""
         self._has_ended = False
         """The thread carries out no further order: a caller that posts one now discards it itself."""
         self._next_expiry = 0.0
@@ -117,7 +117,7 @@ class Lane:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new pushes may be posted: the thread runs without failure or device fault; no session is closed."""
+        """Whether new pushes may be posted: the thread runs, with no failure or device fault and no closed session."""
         is_up = self._thread.is_alive() and self._num_faults == self._context.device.num_faults
         return is_up and not self._failure and not self._out.is_lost
 

@@ -19,7 +19,7 @@ from pdcluster_protocol.side_channel import Hello
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """The same for all lanes of a rank, as long as they live."""
+    """All lanes of one rank in one life of its engine have the same context. It never changes."""
 
     hello: Hello
     """The hello of each lane. Its boot id names the engine's life; empty until the first step has named it."""

@@ -101,7 +101,7 @@ Order: TypeAlias = StepOrder | GiveUp | Forget | Quiesce | Close
 
 
 def discard(order: Order) -> None:
-    """``order`` will not be carried out: releases its buffers, or lets the thread go on that waits for it."""
+    """``order`` will not be carried out: releases its buffers, or wakes the thread that waits for it."""
     match order:
         case Staged(writes=writes):
             for write in writes:

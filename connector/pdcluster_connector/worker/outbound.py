@@ -126,7 +126,7 @@ class Outbound:
                 self._end_step(self._route, order)
 
     def granted(self, live: LivePush) -> None:
-        """Writes that were held for this push may leave."""
+        """Writes that were held for the grant of this push may leave."""
         if self._writes is not None:
             self._writes.granted(live.push)
 

@@ -44,7 +44,7 @@ _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 _IDLE_S: Final = 1.0
 MAX_WORK_S: Final = 0.25
-"""The most running time that a turn takes beyond its wait. If the turn lasted longer, the process was stopped. The
+"""The most running time that is counted for a turn beyond its wait: in a longer turn the process was stopped. The
 bound is below a lease: after a stop, the renewals in the socket are heard before a lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""

@@ -77,7 +77,7 @@ class Resharding:
         """Every region of the step was ordered."""
 
     def fence(self) -> threading.Event:
-        """Set when no resharder reads this rank's blocks of the steps so far any more."""
+        """An event that is set once no resharder reads this rank's blocks of the steps so far any more."""
         reached = threading.Event()
         reached.set()
         return reached
@@ -90,8 +90,8 @@ class Resharding:
 class TokenMemory:
     """This rank's token-major KV as tensors, and the TP group that reshards it.
 
-    ``group``: from ``open_reshard_group``; None for TP 1. The caller keeps no reference to it: the group's
-    sockets close with the last one. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
+    ``group``: from ``open_reshard_group``; None for TP 1. The caller keeps no reference to the group: its sockets
+    close with the last reference. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
     """
 
     group: dist.ProcessGroup | None
@@ -173,8 +173,8 @@ class GroupResharding(Resharding):
                 self.read_step = step
 
     def _hand_out(self, outcome: Resharded, step: _StepParts) -> None:
-        """Posts each part to the lanes of its decode TP rank. There is one for each stage; only one stage has the
-        layer."""
+        """Posts each part to the lanes of its decode TP rank. There is one lane for each stage; only one stage has
+        the layer."""
         group, now = self._group_of[outcome.region], time.monotonic()
         orders: dict[Lane, list[StagedWrite]] = {}
         for part in outcome.parts:

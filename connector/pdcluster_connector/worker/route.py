@@ -35,7 +35,7 @@ from pdcluster_protocol.side_channel import Hello, RankLayout, Welcome
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A link, and its copies by the index of prefill's region, as ``LayerSaved`` and ``Staged`` name it.
+    """A link, and its copies by the index of prefill's region, by which ``LayerSaved`` and ``Staged`` name the region.
 
     A region has one copy, or, if it is a state that is split anew, one for each of its runs.
     """

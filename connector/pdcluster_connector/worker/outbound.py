@@ -35,7 +35,7 @@ class Outbound:
     def __init__(
         self, book: PushBook, device: Device, lost: Container[PushKey], gatherer: StripGatherer | None = None
     ) -> None:
-        """``lost``: pushes whose source vLLM has overwritten. ``gatherer``: None where no strips are gathered."""
+        """``lost``: pushes whose source vLLM overwrites. ``gatherer``: None where no strips are gathered."""
         self._book = book
         self._device = device
         self._lost = lost

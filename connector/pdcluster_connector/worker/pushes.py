@@ -86,10 +86,10 @@ class PushBook:
     send: Callable[[ToDecode], None]
     on_release: Callable[[RequestId], None]
     on_cut: Callable[[str], None]
-    """Called with the reason when a push needs the session closed. Commands are being applied then: only note it."""
+    """Called with the reason when a push needs the session closed. It must not wait, nor apply commands itself."""
     trace: Trace
     on_sum_up: Callable[[LivePush], None]
-    """Called when a push is to be summed up. Commands are being applied then: only note it."""
+    """Called when a push is to be summed up. It must not wait, nor apply commands itself."""
     _live: dict[PushKey, LivePush] = field(default_factory=dict)
     _ended: set[PushKey] = field(default_factory=set)
     """Pushes that have ended while vLLM still computes their prompt: they must not begin again."""

@@ -59,7 +59,7 @@ class WriteQueue:
     device: Device
     session: str
     lost: Container[PushKey]
-    """Pushes whose source vLLM has overwritten; the forward thread adds to it at any time."""
+    """Pushes whose source vLLM overwrites. The forward thread adds to them at any time."""
     gatherer: StripGatherer | None = None
     """The lane's gatherer; None where parts come without gathers."""
     _batches: deque[Batch] = field(default_factory=deque)

@@ -39,10 +39,10 @@ _NO_ATTEMPT: Final = Attempt(0)
 
 
 class Metaserver(Protocol):
-    """The scheduler half's needs of the metaserver client. Both calls return at once."""
+    """The calls of the metaserver client that the scheduler half makes. Both return at once."""
 
     def post(self, request_id: RequestId, url: str, said: DecodeCall, *, deadline: float) -> None:
-        """Sends ``said``; the outcome is appended to the deque that the client was made with.
+        """Sends ``said``. The client appends the outcome to the deque that it was made with.
 
         A request may have several calls open: one for each attempt that decode asked for.
         """
@@ -53,7 +53,7 @@ class Metaserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecodeEngine:
-    """Facts of this engine that every reservation carries."""
+    """Facts of this engine from which its reservations and receipts are made, and its settings for pushes."""
 
     engine_id: EngineId
     tp_size: int
@@ -66,13 +66,13 @@ class DecodeEngine:
     """Tokens in a page of each group; empty: a block is one page."""
     transfer_protocol: str = ""
     content_check: ContentCheck = ContentCheck.OFF
-    """For requests that want no receipt; for the others all content is compared."""
+    """For requests that want no receipt. For a request that wants one all content is compared."""
     min_push_tokens: int = 0
-    """For requests that want no receipt; the others are pushed if they lack more than the last token."""
+    """For requests that want no receipt. A request that wants one is pushed if it lacks more than the last token."""
 
     @property
     def num_kept_back(self) -> int:
-        """How many last tokens of a prompt prefill does not compute: 0 or 1."""
+        """How many tokens at the end of a prompt prefill does not compute: 0 or 1."""
         return num_kept_back(self.groups)
 
 
@@ -85,14 +85,14 @@ class _AwaitedRequest:
     params: DecodeParams | None
     refusal: str = ""
     is_settled: bool = False
-    """vLLM has allocated its blocks once: it never asks for a push again."""
+    """vLLM has allocated the request's blocks once: decode asks for no push of it any more."""
     is_over: bool = False
-    """Its wait has ended, or it never waits, or the workers were told to end its wait."""
+    """The request's wait for KV has ended, it never waits, or the workers were told to end its wait."""
     reservation: Reservation | None = None
     lost_attempt: Attempt = _NO_ATTEMPT
     """The newest attempt that the workers have given up."""
     has_failed: bool = False
-    """A worker did not get its part. vLLM then computes the prompt or fails the request, whatever others got."""
+    """A worker did not get its part. vLLM then computes the prompt or fails the request, whatever other workers got."""
     num_received_tokens: int = 0
     """Prompt tokens that all ranks have received whole."""
     num_missing: int = 0
@@ -100,7 +100,10 @@ class _AwaitedRequest:
 
     @property
     def must_be_pushed(self) -> bool:
-        """Whether it wants a receipt; or it is refused, which vLLM can be told only while it waits for a push."""
+        """Whether ``min_push_tokens`` does not apply: the request wants a receipt, or it is refused.
+
+        vLLM can be told of a refusal only while the request waits for a push.
+        """
         return self.params is None or self.params.wants_receipt is True
 
 
@@ -123,7 +126,7 @@ class DecodeScheduler:
         """Missing tokens that this engine computes itself in the coming step."""
 
     def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
-        """Takes a request in. One with bad parameters will fail; the reason is kept for that."""
+        """Takes a request in. A request with bad parameters fails later, with the reason that is kept here."""
         try:
             parsed = parse_decode_params(params)
             self._engine.secret.check(parsed.token, parsed.transfer_id, parsed.attempt, parsed.deadline_ms)
@@ -131,9 +134,9 @@ class DecodeScheduler:
             self._requests[request_id] = _AwaitedRequest(token_ids, now, None, str(error))
             return
         if parsed.transfer_id in self._transfers:
-            # A second sequence of one request (n, best_of), or a client's own parameters: prefill was told of other
-            # blocks. Or vLLM's API layer repeats the request under a new id, after a load failure or a timeout: vLLM
-            # aborts that one before it is scheduled.
+            # Prefill was told of another sequence's blocks: this is a second sequence of one request (n, best_of), or a
+            # client made the parameters. Or vLLM's API layer repeats the request under a new id, after a load failure
+            # or a timeout; vLLM then aborts the repeated request before it is scheduled.
             self._requests[request_id] = _AwaitedRequest(token_ids, now, None, _second_sequence(parsed.transfer_id))
             return
         self._transfers[parsed.transfer_id] = request_id
@@ -153,7 +156,10 @@ class DecodeScheduler:
     def reserve(
         self, request_id: RequestId, block_ids: Sequence[Sequence[int]], external_tokens: int, *, now: float
     ) -> None:
-        """vLLM has allocated the blocks; the reservation goes out with this step."""
+        """vLLM has allocated the request's blocks: its reservation goes out with this step.
+
+        ``external_tokens``: what a push shall bring; 0: decode prefills the request itself. A refused request fails.
+        """
         request = self._requests.get(request_id)
         if request is None or request.is_settled:
             return
@@ -171,7 +177,7 @@ class DecodeScheduler:
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
     def step(self) -> DecodeStep:
-        """This step's news for the workers. Posts the calls too: none leaves before the step that announces it."""
+        """The news of this step for the workers. Also posts the calls to the metaserver that waited for this step."""
         while self._outcomes:
             self._decide(*self._outcomes.popleft())
         step = DecodeStep(tuple(self._expects), tuple(self._ended), tuple(self._cancels))
@@ -189,7 +195,7 @@ class DecodeScheduler:
         if request.params is not None:
             del self._transfers[request.params.transfer_id]
         self._posts = [post for post in self._posts if post[0] != request_id]
-        # After the wait is over, to hang up would tell the router that decode has given prefill up.
+        # A call that is cut after the end of the wait would tell the router that decode has given prefill up.
         if not request.is_over:
             self._abort(request_id, request)
         wants_receipt = request.params is not None and request.params.wants_receipt is True
@@ -200,9 +206,9 @@ class DecodeScheduler:
         return to_wire(Receipt(num_received, num_received > 0, self._engine.transfer_protocol))
 
     def received(self, ended: Iterable[RequestId], failed: Iterable[RequestId] = ()) -> None:
-        """The workers have reported that the waits of ``ended`` are over, and that those of ``failed`` brought no KV.
+        """The workers have reported that the waits of ``ended`` are over, and that a rank got no KV for ``failed``.
 
-        A failed rank may say so before the last rank's wait is over.
+        A rank may report its failure before the last rank's wait is over.
         """
         for request_id in failed:
             if request := self._requests.get(request_id):
@@ -229,13 +235,13 @@ class DecodeScheduler:
         self._posts.append((request_id, request.params.metaserver, again, request.deadline))
 
     def _prefill_locally(self, request_id: RequestId, request: _AwaitedRequest, now: float) -> None:
-        """Decode asks for no push, now or after a preemption. The router is told; its answer changes nothing."""
+        """Decode asks for no push of this request, now or after a preemption. The router's answer changes nothing."""
         request.is_over = True
         if request.num_missing > 1:
             self._num_local_tokens += request.num_missing
             count(LOCAL_PREFILLS)
             count(LOCAL_PREFILL_TOKENS, request.num_missing)
-        if (params := request.params) is not None and request.token_ids:  # A prompt of embeddings has none.
+        if (params := request.params) is not None and request.token_ids:  # A prompt of embeddings has no ids.
             said = LocalPrefill(
                 transfer_id=params.transfer_id,
                 attempt=params.attempt,
@@ -264,7 +270,7 @@ class DecodeScheduler:
         self._cancels.append(Cancel(request_id, f"prefill failed: {outcome.reason}"))
 
     def _expect_failure(self, request_id: RequestId, request: _AwaitedRequest, now: float) -> None:
-        """Fail the request in vLLM's own way: it must first wait for KV, then hear that none comes."""
+        """Fails the request in vLLM's own way: the request first waits for KV, then vLLM hears that none comes."""
         log_failure(TransferFailure.TRANSFER_REFUSED, request_id, reason=request.refusal)
         transfer = TransferId(f"{_REFUSED}:{request_id}")
         left = remaining_ms(request.deadline, now=now)
@@ -281,7 +287,7 @@ class DecodeScheduler:
         external_tokens: int,
         now: float,
     ) -> Reservation:
-        """The reservation, from facts of this engine, of the request and of the router's parameters."""
+        """The reservation, made from facts of this engine, the request and the router's parameters."""
         first, groups = self._engine.side_channels[0], self._engine.groups
         tokens = request.token_ids[: len(request.token_ids) - self._engine.num_kept_back]
         return Reservation(
@@ -317,7 +323,7 @@ def _second_sequence(transfer_id: TransferId) -> str:
 
 
 def _num_wanted(reservation: Reservation) -> int:
-    """Prompt tokens that prefill is asked for."""
+    """The number of prompt tokens that decode asks prefill for."""
     return reservation.num_prompt_tokens - reservation.remote_cached_tokens
 
 

@@ -1,6 +1,6 @@
 """The scheduler half of a prefill engine: which blocks of which request leave at this step.
 
-Scheduler thread only; pure but for the log lines at a request's end.
+Scheduler thread only. No I/O but a log line for each reservation that is refused.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from pdcluster_protocol.secret import Secret
 BlockTable: TypeAlias = tuple[Sequence[int], ...]
 
 _MAX_REMEMBERED: Final = 16384
-"""Most ended pushes that are remembered until their deadlines: some minutes of the largest engine, 4 MB."""
+"""The most ended pushes that are remembered: those of some minutes on the largest engine, in 4 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A request that this step computes: ``computed_tokens`` is how many of its tokens are done after it."""
+    """A request that this step computes. ``computed_tokens``: how many of its tokens are computed after this step."""
 
     request_id: RequestId
     computed_tokens: int
@@ -72,7 +72,7 @@ class _OutgoingTransfer:
 
 
 class _UsedKeys:
-    """The pushes that have begun here. A second push for one transfer and attempt would write other KV into its blocks.
+    """The pushes that have begun here. A second push of the same attempt would write other KV into the same blocks.
 
     begin --> lives --ended--> its lanes may still know it --freed--> remembered until its deadline --> forgotten
     """
@@ -83,17 +83,17 @@ class _UsedKeys:
         self._freed: deque[PushKey] = deque()
 
     def has(self, key: PushKey, *, now: float) -> bool:
-        """Whether a push of ``key`` has begun, as far as is remembered."""
+        """Whether a push of ``key`` is remembered as begun."""
         while self._freed and (len(self._freed) > _MAX_REMEMBERED or self._until[self._freed[0]] <= now):
             del self._until[self._freed.popleft()]
         return key in self._until
 
     def begin(self, key: PushKey) -> None:
-        """``key``, which was not used, is used from now on."""
+        """A push of ``key`` begins. No push of ``key`` is remembered yet."""
         self._until[key] = math.inf
 
     def freed(self, key: PushKey, *, deadline: float) -> None:
-        """No lane knows ``key`` any more. It is remembered until ``deadline``, only to refuse a second push."""
+        """No lane knows ``key`` any more. The key is remembered until ``deadline``, only to refuse a second push."""
         self._until[key] = deadline
         self._freed.append(key)
 
@@ -132,7 +132,7 @@ class PrefillScheduler:
         """Ended requests whose blocks workers may still read."""
 
     def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
-        """Takes a request in. One that cannot be pushed is still computed, and its answer says why not."""
+        """Takes a request in. A request that cannot be pushed is still computed, and its answer says why not."""
         try:
             self._transfers[request_id] = self._accept(params, token_ids, now)
         except ProtocolError as error:
@@ -147,7 +147,7 @@ class PrefillScheduler:
         *,
         now: float,
     ) -> PrefillStep:
-        """The slices that this step completes, and the preempted requests among those that are pushed."""
+        """The slices that this step completes, and those of the ``preempted`` requests that have a push."""
         slices = []
         for item in scheduled:
             transfer = self._transfers.get(item.request_id)
@@ -240,7 +240,7 @@ class PrefillScheduler:
         now: float,
     ) -> PushSlice | None:
         """The slice of this step; moves the watermarks. None: the step completes nothing. The first and the last slice
-        are sent also without blocks."""
+        are sent even without blocks."""
         is_last = item.computed_tokens >= transfer.prompt.num_tokens
         # Serial mode holds everything back until the prompt is whole.
         computed = item.computed_tokens if is_last or not self._is_serial else 0
@@ -263,7 +263,7 @@ def _slice(
     held: Sequence[Sequence[int]],
     now: float,
 ) -> PushSlice:
-    """``spans`` of a transfer, with the blocks of both engines. ``held``: our blocks with all that is computed."""
+    """A slice of ``spans``, with the blocks of both engines. ``held``: our blocks of the tokens computed so far."""
     reservation, prompt, is_last = transfer.reservation, transfer.prompt, transfer.is_whole
     return PushSlice(
         request_id,
@@ -279,8 +279,8 @@ def _slice(
 
 
 def _content(transfer: _OutgoingTransfer, tables: Sequence[Sequence[int]]) -> ContentOrder | None:
-    """The positions that decode works out from its own table, and our table as vLLM has it. Nothing comes from the
-    push's plan."""
+    """The positions that decode works out from its own block table, and the block tables of both engines, without the
+    push's plan. None: nothing is compared."""
     check = transfer.reservation.content_check
     if check is ContentCheck.OFF:
         return None

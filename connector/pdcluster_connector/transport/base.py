@@ -1,4 +1,4 @@
-"""The connector's needs of a transport: one-sided writes into a peer's registered memory.
+"""The interface of a transport: one-sided writes into a peer's registered memory.
 
 Submit and poll, never wait: Mooncake's blocking calls spin a core each (measured with 0.3.13).
 Every transport passes ``tests/contract/test_transport.py``.
@@ -20,7 +20,7 @@ from typing import Final, NewType, Protocol
 from pdcluster_protocol.errors import TransferError
 
 WriteId = NewType("WriteId", int)
-"""Names the writes of one call of ``submit_writes``, within its transport. Never used again."""
+"""Names the writes of one call of ``submit_writes``. A transport gives each id out once."""
 
 WriteRange = tuple[int, int, int]
 """Source address, target address, and bytes (at least 1) of one write."""
@@ -30,17 +30,17 @@ _ABOVE_ALL: Final = 1 << 64
 
 class WriteStatus(Enum):
     PENDING = auto()
-    """May read our memory and write the peer's, now or later. A stopped peer keeps a write here for minutes."""
+    """May read our memory and write the peer's, now or later. With a stopped peer a write stays pending for minutes."""
     DONE = auto()
     """The peer's side has acknowledged every byte."""
     FAILED = auto()
     """Not acknowledged. Bytes may still land for a while."""
     LOST = auto()
-    """Not acknowledged, and the transport does not know how far it is: only closing the transport ends it."""
+    """Not acknowledged, and the transport cannot say how far the write is: only closing the transport ends it."""
 
 
 def _enter_nothing() -> None:
-    """For a transport without a device."""
+    """The ``enter_thread`` of a transport without a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TransportSettings:
     writes_per_submit: int = 0
     """``writes_per_submit`` of the connector's settings. 0: what fits the protocol."""
     enter_thread: Callable[[], None] = _enter_nothing
-    """``Device.enter_thread`` of the rank: a thread of the transport's own calls it before Mooncake."""
+    """``Device.enter_thread`` of the rank. Each thread that the transport starts calls it before it calls Mooncake."""
 
 
 class Transport(Protocol):
@@ -63,11 +63,11 @@ class Transport(Protocol):
 
     @property
     def session(self) -> str:
-        """The address (``host:port``) by which peers write to this rank; another one after each start."""
+        """The address (``host:port``) by which peers write to this rank. Each start gives another address."""
 
     @property
     def is_open(self) -> bool:
-        """False once it is closed: by its user, or by another user of a shared transport. Never waits."""
+        """False once the transport is closed, by its user or by another user of a shared transport. Never waits."""
 
     @property
     def writes_per_submit(self) -> int:
@@ -81,30 +81,30 @@ class Transport(Protocol):
         """
 
     def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
-        """Writes of all ``ranges``, 1 to ``writes_per_submit`` of them, into the peer's memory are under way.
+        """All ``ranges``, 1 to ``writes_per_submit`` of them, are being written into the peer's memory.
 
-        They have one status: PENDING until none of them is under way, and DONE if all were acknowledged. Lane thread.
-        Never waits for a peer; the first write to a live one may cost some milliseconds.
+        They share one status: DONE if all were acknowledged, FAILED only once each of them has ended. Lane thread.
+        Never waits for a peer; the first write to a live peer may cost some milliseconds.
 
         Raises:
-            TransferError: Surely nothing is submitted: a source is not registered, or the transport is closed or
-                refuses.
+            TransferError: A source is not registered, or the transport is closed or refuses. For certain nothing was
+                submitted.
         """
 
     def write_status(self, write: WriteId) -> WriteStatus:
         """How far a submit is. Ask until it is not PENDING, then never again. Lane thread; does not wait."""
 
     def close(self) -> None:
-        """No peer can write any more, and we write no more. Waits 2 s at most. Once closed, it does nothing.
+        """No peer can write any more, and we write no more. Waits 2 s at most. Does nothing if already closed.
 
         Raises:
-            TransferError: That is not certain: a thread is still inside the transport. Each further call says so until
+            TransferError: Writes may go on: a thread is still inside the transport. Each further call raises it until
                 that thread has come out.
         """
 
 
 class RegisteredMemory:
-    """Our memory that may be written from: disjoint spans. Filled at engine start, only read while lanes run.
+    """The memory of this rank from which writes may read, as disjoint spans. Filled at engine start, then only read.
 
     TCP does not check the source of a write, and RDMA fails late: so every transport asks here first.
     """
@@ -134,7 +134,7 @@ class RegisteredMemory:
         """The sources of all ``ranges`` are registered.
 
         Raises:
-            TransferError: One is not.
+            TransferError: A source is not.
         """
         for source, _, num_bytes in ranges:
             self.require(source, num_bytes)

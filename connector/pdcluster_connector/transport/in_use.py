@@ -1,7 +1,7 @@
 """Frees a Mooncake engine once it is closed and every thread that is inside it has left.
 
-A thread that opens a stopped peer may stay inside for a minute. Other threads neither wait for it nor free the engine
-under it. Source of truth: Mooncake 0.3.13, where a call of a freed engine ends the process.
+A thread that opens a stopped peer may stay inside for a minute. Other threads do not wait for that thread, and do not
+free the engine while it is inside. Source of truth: Mooncake 0.3.13, where a call of a freed engine ends the process.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ E = TypeVar("E")
 
 
 class InUse(Generic[E]):
-    """Any thread may call it. Only ``close`` waits."""
+    """One engine, and how many threads are inside it. Any thread may call this. Only ``close`` waits."""
 
     def __init__(self, engine: E, free: Callable[[E], None]) -> None:
-        """``free`` is called once, by the thread that closes or by the last one that leaves."""
+        """``free`` is called once, by the thread that closes or by the last thread that leaves."""
         self._engine: E | None = engine
         self._closed: E | None = None
         self._free = free
         self._num_inside = 0
         self._is_awaited = False
-        """Whether ``close`` shall free the engine itself, so that it knows when the engine is freed."""
+        """Whether the engine is left for ``close`` to free, so that ``close`` knows when it is freed."""
         self._is_freed = False
         self._has_left = threading.Condition()
 
@@ -39,7 +39,7 @@ class InUse(Generic[E]):
 
     @contextmanager
     def enter(self) -> Iterator[E | None]:
-        """The engine stays while the caller is inside; None: it is closed."""
+        """Gives the engine, which stays while the caller is inside; None: the engine is closed."""
         with self._has_left:
             engine = self._engine
             self._num_inside += engine is not None
@@ -50,14 +50,14 @@ class InUse(Generic[E]):
                 self._leave()
 
     def shut(self) -> None:
-        """No thread enters any more. ``close`` follows."""
+        """Lets no further thread in. The caller calls ``close`` next."""
         with self._has_left:
             if self._engine is not None:
                 self._engine, self._closed = None, self._engine
             self._is_awaited = True
 
     def close(self, timeout_s: float) -> bool:
-        """Lets no thread enter. Waits up to ``timeout_s`` for those inside. Returns whether the engine is freed."""
+        """Lets no further thread in. Waits up to ``timeout_s`` for those inside. Returns ``is_freed``."""
         self.shut()
         with self._has_left:
             self._has_left.wait_for(lambda: self._num_inside == 0, timeout_s)

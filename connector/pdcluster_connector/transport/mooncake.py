@@ -37,10 +37,10 @@ from pdcluster_protocol.launch import MOONCAKE_PORTS
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _DEFAULTS: Final = {
-    # Mooncake's 2,048 count for all threads together; past it Mooncake refuses and leaves the peer in doubt.
+    # Mooncake's default of 2,048 is for all threads together. Past it Mooncake refuses, and leaves the peer in doubt.
     "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535",
-    # Mooncake's 15000 to 17000 are soon used up by sessions that were cut: ``_used_ports`` are not used again soon.
-    # Up to Kubernetes' node ports; Mooncake refuses Linux's ephemeral ones.
+    # Mooncake's default ports are 15000 to 17000. Cut sessions soon use them up: ``_used_ports`` are not used again
+    # soon. Ours end below Kubernetes' node ports. Mooncake refuses Linux's ephemeral ports.
     "MC_MIN_RPC_PORT": str(MOONCAKE_PORTS[0]),
     "MC_MAX_RPC_PORT": str(MOONCAKE_PORTS[1]),
 }
@@ -50,7 +50,7 @@ _CLOSE_S: Final = 0.5
 """How long ``close`` waits for probes. A live peer answers in 0.2 ms. This wait and the destructor stay under the
 contract's 2 s."""
 _LEAVE_S: Final = 0.1
-"""How long, at least, ``close`` then waits for the other threads inside: they come out at once."""
+"""How long at least ``close`` waits, after the probes, for the other threads inside. They come out at once."""
 _CLOSED: Final = "the transport session is closed"
 
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
@@ -59,7 +59,7 @@ _MAX_USED_PORTS: Final = 1000
 _starting_lock: Final = threading.Lock()
 
 _forced: Final[set[str]] = set()
-"""Variables that we have set for this process's protocol, and not the user. Guarded by ``_starting_lock``."""
+"""Variables that we, not the user, have set for this process's protocol. Guarded by ``_starting_lock``."""
 
 _FREE_ENGINE: Final = "_ZN8mooncake14TransferEngine10freeEngineEv"
 
@@ -68,7 +68,7 @@ E = TypeVar("E")
 _DEFERRED: Final = KnownEnd(WriteStatus.PENDING)
 _REFUSED: Final = KnownEnd(WriteStatus.FAILED)
 _KNOWN: Final[tuple[Submitted, ...]] = (_DEFERRED, _REFUSED)
-"""The states of submits that Mooncake has not been given."""
+"""The states of submits that were not handed to Mooncake."""
 
 
 class MooncakeTransport:
@@ -136,7 +136,7 @@ class MooncakeTransport:
         return status
 
     def close(self) -> None:
-        """As the contract says.
+        """As ``Transport.close``.
 
         Raises:
             TransferError: A thread that opens a peer is still inside Mooncake, and writes to others may be under way.
@@ -146,14 +146,14 @@ class MooncakeTransport:
         self._openings.close(_CLOSE_S)
         if not self._engine.close(max(_LEAVE_S, until - time.monotonic())) and self._may_write():
             raise TransferError(f"session {self._session} cannot be closed: a thread in it still opens a peer")
-        # No write is under way, so the thread inside has submitted none yet. It frees the engine when it comes out.
+        # A thread that is still inside has submitted no write. It frees the engine when it comes out.
 
     def _may_write(self) -> bool:
-        """Whether Mooncake has writes whose end was not seen. Lanes may add some and take some meanwhile."""
+        """Whether Mooncake has writes whose end was not seen. Lanes may add and remove writes meanwhile."""
         return any(submitted not in _KNOWN for submitted in list(self._submitted.values()))
 
     def _end_of(self, submitted: Submitted) -> WriteStatus:
-        """The status of a write of a closed engine: it may be under way until the engine is freed."""
+        """The status of a write of a closed engine. The write may be under way until the engine is freed."""
         if submitted in _KNOWN:
             return submitted.status()
         return WriteStatus.FAILED if self._engine.is_freed else WriteStatus.PENDING
@@ -169,10 +169,10 @@ class MooncakeTransport:
         with self._running():
             return self._submits.submit(session, ranges)
 
-    # The next three run in a probing thread.
+    # ``Openings`` calls the next three: the first in a probing thread, the others also in a lane's or a closing thread.
 
     def _probe(self, session: str) -> bool:
-        self._enter_thread()  # The first writes are submitted by this thread, and Mooncake asks for its device.
+        self._enter_thread()  # This thread submits the first writes, and Mooncake then asks which device it uses.
         with self._engine.enter() as engine:
             is_alive = engine is not None and engine.send_probe(session) == 0
         if not is_alive:
@@ -194,13 +194,13 @@ _used_ports: Final[deque[int]] = deque(maxlen=_MAX_USED_PORTS)
 
 
 def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
-    """An engine of ``start`` on ports that none of this process's last engines had; ``free`` ends those on other ports.
+    """Starts an engine on ports that none of this process's last engines had. ``free`` ends engines on used ports.
 
     Mooncake draws ports at random from some thousands, and peers that were cut off connect again by themselves to write
     what they still hold (seen with 0.3.13).
 
     Raises:
-        ConfigError: No start came on new ports.
+        ConfigError: Every start was on used ports.
     """
     with _starting_lock:
         for _ in range(_MAX_STARTS):
@@ -221,7 +221,7 @@ def listening_ports() -> set[int]:
     """The TCP ports on which this process listens now. Other threads may open and close files meanwhile."""
     ports = set()
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile, or something else by now
+        with suppress(OSError):  # the file was closed meanwhile, or its number is another file's by now
             ports |= _listening_port(int(entry.name))
     return ports
 
@@ -297,7 +297,7 @@ def _set_environment(protocol: str) -> None:
 
 
 def _require_own_address(host: str) -> None:
-    """``host`` is this machine's. Mooncake 0.3.13 takes another machine's too, and fails at the first write (measured).
+    """``host`` is an address of this machine. With another one Mooncake 0.3.13 fails at the first write (measured).
 
     Raises:
         ConfigError: It is not.

@@ -1,12 +1,12 @@
-"""Peers that have not shown a sign of life yet: their writes wait here, not in a lane.
+"""Keeps the first writes to each peer until the peer has answered, so that no lane waits for it.
 
 Mooncake 0.3.13 opens a peer at the first write to it, under one lock for all peers, and waits there up to 60 s
 for a peer that is stopped (measured): every lane would stand still. A probe takes no such lock, so a short-lived
 thread probes first, and writes go to Mooncake only when the peer has answered.
 
-    defer --> probing --answered--> deliver what waits --> open
+    defer --> probing --answered--> deliver its writes --> open
                  |
-                 +-- no answer --> refuse what waits, forget the peer (the next write probes again)
+                 +-- no answer --> refuse its writes, forget the peer (the next write probes again)
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Actions on a peer and its writes. Called by the probing thread; ``probe`` may wait, the others never."""
+    """Actions on a peer and its writes. Only the probing thread calls ``probe``, which may wait. Any thread may call
+    the others, which never wait."""
 
     probe: Callable[[str], bool]
     deliver: Callable[[Write], None]
@@ -42,7 +43,7 @@ class Backend:
 
 
 class Openings:
-    """Knows the peers that are open. Lane threads call ``is_open`` and ``defer``; neither waits for a peer."""
+    """Knows which peers are open. Lane threads call ``is_open`` and ``defer``; neither waits for a peer."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -56,7 +57,7 @@ class Openings:
         return session in self._open
 
     def defer(self, write: Write) -> None:
-        """``write`` is delivered once the peer has answered, or refused when it does not."""
+        """``write`` is delivered once its peer has answered, or refused if the peer does not answer."""
         with self._opening_lock:
             if write.session not in self._open:
                 self._deferred.setdefault(write.session, []).append(write)
@@ -65,7 +66,7 @@ class Openings:
         self._backend.deliver(write)
 
     def close(self, timeout_s: float) -> bool:
-        """Nothing that waits is delivered any more. Waits up to ``timeout_s`` for probes; whether all have ended."""
+        """Refuses all writes that wait. Waits up to ``timeout_s`` for the probes. Returns whether all have ended."""
         with self._opening_lock:
             threads = list(self._threads.values())
             refused = [write for writes in self._deferred.values() for write in writes]
@@ -97,7 +98,7 @@ class Openings:
             return False
 
     def _take(self, session: str, *, is_alive: bool) -> list[Write]:
-        """Take the writes that wait for the peer. If there are none, its probe is over."""
+        """Takes the writes that wait for the peer. If there are none, the probe is over, and a live peer is open."""
         with self._opening_lock:
             writes = self._deferred.pop(session, [])
             if not writes:

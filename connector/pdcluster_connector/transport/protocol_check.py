@@ -1,6 +1,7 @@
-"""Asks a Mooncake engine which protocol it took, as a peer does before it writes to it.
+"""Asks a Mooncake engine which protocol it took, as a peer does before its first write.
 
-Mooncake's Python API does not say. Peers ask the engine's port, and choose their transport by the answer:
+Mooncake's Python API does not tell the protocol. Peers ask at the engine's port, and choose their transport by the
+answer:
 
     us to it    length u64 | 1 | {}                                    length: of what follows
     it to us    length u64 | 1 | {"protocol": "tcp", "tcp_proto_version": 2, ...}
@@ -24,7 +25,7 @@ from pdcluster_protocol.errors import ConfigError
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _METADATA: Final = 1
 _ACKNOWLEDGES: Final = 2
-"""From this version of Mooncake's TCP on a write is done when its bytes have arrived."""
+"""From this version of Mooncake's TCP protocol on, a write is done only when its bytes have arrived."""
 _ANSWER_S: Final = 10.0
 """Mooncake answers all peers in one thread, which a silent peer holds for 5 s."""
 _MOST_BYTES: Final = 1 << 20
@@ -34,10 +35,12 @@ _HEAD: Final = struct.Struct("=QB")
 
 
 def require_taken(protocol: str, host: str, port: int) -> None:
-    """The engine at ``port`` took ``protocol``. Waits for its answer (0.2 ms). An answer that says nothing is logged.
+    """The engine at ``port`` took ``protocol``. Waits for the engine's answer (0.2 ms).
+
+    An answer that is missing, or names no protocol, is only logged.
 
     Raises:
-        ConfigError: It took another one, or TCP without acknowledgements.
+        ConfigError: The engine took another protocol, or TCP without acknowledgements.
     """
     try:
         answer = _ask(host, port)
@@ -49,7 +52,7 @@ def require_taken(protocol: str, host: str, port: int) -> None:
 
 
 def taken_problem(protocol: str, answer: bytes) -> str:
-    """The fault of the protocol that this answer names; empty when there is none, or when it names no protocol."""
+    """The fault of the protocol that ``answer`` names; empty: it has none, or ``answer`` names no protocol."""
     try:
         said = json.loads(answer[_HEAD.size :])
     except ValueError:

@@ -1,8 +1,8 @@
 """Makes Mooncake move bytes by the protocol that was asked for, or says why it cannot.
 
 Mooncake's Python ``initialize`` hardly looks at its protocol argument. It finds transports by itself, and obeys
-variables that need only be there, whatever their value (read in ``transfer_engine_impl.cpp``; the published wheels
-mooncake-transfer-engine 0.3.13.post1, -cuda13 0.3.14 and -non-cuda 0.3.13.post1 have these names):
+environment variables, which count as set whatever their value is (read in ``transfer_engine_impl.cpp``). The published
+wheels mooncake-transfer-engine 0.3.13.post1, -cuda13 0.3.14 and -non-cuda 0.3.13.post1 have these names:
 
     MC_FORCE_TCP        TCP and nothing else; looked at before all others
     MC_FORCE_HCA        RDMA, or an error
@@ -26,7 +26,7 @@ _CHOOSES: Final = (
     "MC_FORCE_TCP", "MC_FORCE_HCA", "MC_FORCE_MNNVL", "MC_FORCE_SHM", "MC_INTRANODE_NVLINK", "MC_INTRA_NVLINK",
     "MC_USE_TENT", "MC_USE_TEV1",
 )  # fmt: skip
-"""Variables by which Mooncake is told what to use, or to choose by rules of its own."""
+"""Variables that tell Mooncake which transport to use, or to choose one by rules of its own."""
 _LEGACY: Final = "MC_TCP_PROTO"
 _VERBS: Final = "libibverbs.so.1"
 _LOCKED_LINE: Final = "CapEff:"
@@ -34,10 +34,10 @@ _CAP_IPC_LOCK: Final = 14
 
 
 def environment_of(protocol: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which Mooncake uses ``protocol``; ``environ``: the user's environment.
+    """The variables that make Mooncake use ``protocol``; ``environ``: the user's environment.
 
     Raises:
-        ConfigError: There is no such protocol, or a variable of the user's says otherwise.
+        ConfigError: There is no such protocol, or ``environ`` asks for another one or for TCP without acknowledgements.
     """
     if environ.get(_LEGACY) == "1":
         raise ConfigError(f"{_LEGACY}=1 makes Mooncake report bytes that have not arrived: unset it")
@@ -75,12 +75,13 @@ def load_verbs() -> Any:
 
 
 def require_rdma_devices(names: Sequence[str] = (), load: Callable[[], Any] = load_verbs) -> None:
-    """This process may open each of the RDMA devices in ``names``, or any device if none is named.
+    """This process may open each of the RDMA devices in ``names``, or at least one device if none is named.
 
-    A device that ``/sys`` shows need not be there in a container. Mooncake passes over a name that it does not find.
+    A container may lack a device that ``/sys`` shows. Mooncake passes over a name that it does not find.
 
     Raises:
-        ConfigError: A named one is not there, or none can be opened.
+        ConfigError: libibverbs or a named device is missing, or a named device cannot be opened. Or none is named, and
+            none can be opened.
     """
     found = _devices_found(load())
     there = ", ".join(found) or "no RDMA device"
@@ -122,9 +123,9 @@ def _may_open(verbs: Any, device: Any) -> bool:
 def locked_memory_problem(
     num_bytes: int, limit_bytes: int | None = None, status: Path = Path("/proc/self/status")
 ) -> str:
-    """Why RDMA may be unable to register ``num_bytes`` of host memory; empty when it may.
+    """Why RDMA may be unable to register ``num_bytes`` of host memory; empty: it is allowed to.
 
-    ``limit_bytes``: default: this process's limit. No limit holds for a process with CAP_IPC_LOCK.
+    ``limit_bytes``: None: this process's limit. A process with CAP_IPC_LOCK has no limit.
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if limit_bytes is None else limit_bytes
     if limit == resource.RLIM_INFINITY or limit >= num_bytes or _may_lock(status):

@@ -20,7 +20,7 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 
 
 class Sessions:
-    """Opens sessions on demand. One is opened at engine start, so that a transport that cannot work is refused then.
+    """Opens sessions on demand. It opens one at engine start, so that a transport that cannot work is found then.
 
     With Mooncake's TCP a session costs 0.3 ms, two threads and five descriptors (measured with 0.3.13).
     """
@@ -35,7 +35,7 @@ class Sessions:
         self._spares = deque([make()])
 
     def open(self) -> Transport:
-        """A session with one user, which opens and closes it. Any thread, but it may wait for seconds.
+        """A session for the caller alone, who closes it. Any thread may call this, but it may wait for seconds.
 
         Raises:
             ConfigError: No further session can be opened.
@@ -46,7 +46,7 @@ class Sessions:
             return self._make()
 
     def leave(self, session: str) -> None:
-        """``session`` is going to be closed: ``open`` does not give it out any more. Never waits."""
+        """``session`` is about to be closed: ``open`` does not give it out any more. Never waits."""
 
     def close(self) -> None:
         """Closes the session that was opened at start, if it was not given out."""
@@ -81,7 +81,7 @@ class Opening:
             return transport
 
     def close(self, timeout_s: float) -> None:
-        """A session that was not taken is closed, now or as soon as it is open. Waits up to ``timeout_s`` for it."""
+        """Closes the session if it was not taken, now or as soon as it is open. Waits up to ``timeout_s`` for that."""
         with self._outcome_lock:
             self._is_unwanted = True
             transport, self._transport = self._transport, None
@@ -109,9 +109,9 @@ class Opening:
 
 
 def close_or_end_engine(transport: Transport) -> bool:
-    """Close a session by which memory may be written or read; whether that is certain now. Waits for the transport.
+    """Closes a session. Returns whether no memory is written or read by it any more. Waits for the transport.
 
-    Memory behind a session that does not close can never be given back: the engine is of no use any more and ends,
+    Memory behind a session that does not close can never be given back. The engine is then of no further use, and ends
     by the signal that vLLM takes for a shutdown.
     """
     try:

@@ -1,11 +1,11 @@
-"""One transport for all peers of a rank, where a transport costs much: each one registers all KV anew.
+"""One transport for all peers of a rank, where transports cost much: each transport registers all KV anew.
 
 With Ascend this is needed: a process may register 256 regions (vllm-ascend 0.23, ``distributed/kv_transfer/utils``),
 and two transports of a model with 80 layers need more. With other protocols it is a choice (``sessions``).
 
-Each peer has a handle. A handle can be given back without the others. But writes through it, ours or a peer's, end only
-with the transport itself: the *hard fence*. Then every handle is lost, its owner opens another one, and the first owner
-that does so makes the next transport. There is never more than one transport.
+Each peer has a handle, which can be given back without the others. But only closing the transport itself surely ends
+the writes through a handle, ours or a peer's. This is the *hard fence*, and it costs every handle. Each owner then
+opens another handle, and the first that does so makes the next transport. There is never more than one transport.
 
     a lane's handle     closing it waits for its writes; the hard fence ends those that are still pending then
     a peer's way in     closing it is the hard fence: a peer's writes may be on their way
@@ -24,7 +24,7 @@ from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_protocol.errors import ConfigError, TransferError
 
 LINGER_S: Final = 1.0
-"""How long closing a lane's handle waits for writes whose end is not known. With the hard fence under 2 s."""
+"""How long closing a lane's handle waits for writes whose end is not known. With the hard fence it takes under 2 s."""
 
 _LOOK_EVERY_S: Final = 0.01
 
@@ -42,7 +42,7 @@ class Use(Enum):
 
 
 class _OpenTransport:
-    """A transport that is closed once, however many ask. Any thread."""
+    """A transport that several users may close. Any thread may call it."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
@@ -50,18 +50,18 @@ class _OpenTransport:
         self._closing_lock = threading.Lock()
 
     def leave(self) -> None:
-        """It is going to be closed: no further handle is given out. Never waits."""
+        """The transport is about to be closed: no further handle of it is given out. Never waits."""
         self.is_open = False
 
     def close(self) -> None:
-        """The transport is closed when this returns. Waits 2 s at most, after another thread that is closing it."""
+        """Closes the transport. Waits 2 s at most, and before that for any other thread that is closing it."""
         self.leave()
         with self._closing_lock:
             self.transport.close()
 
 
 class SharedTransport:
-    """One user's handle. As ``Transport``; its memory is registered already."""
+    """One user's handle of the transport. Its methods are as in ``Transport``; the memory is registered already."""
 
     def __init__(self, engine: _OpenTransport, use: Use) -> None:
         self._engine = engine
@@ -103,7 +103,7 @@ class SharedTransport:
         return status
 
     def _leaves_doubt(self, status: WriteStatus) -> bool:
-        """Whether a submit that has ended so may still read our memory."""
+        """Whether a submit that ended with ``status`` may still read our memory."""
         return status is WriteStatus.LOST or (status is WriteStatus.FAILED and self._use is Use.WRITES)
 
     def close(self) -> None:
@@ -114,14 +114,14 @@ class SharedTransport:
             self._engine.close()
 
     def _has_ended(self) -> bool:
-        """Wait up to ``LINGER_S`` for our writes. Whether none of them reads our memory any more."""
+        """Waits up to ``LINGER_S`` for our writes. Returns whether none of them reads our memory any more."""
         until = time.monotonic() + LINGER_S
         while self._look() and self._engine.is_open and time.monotonic() < until:
             time.sleep(_LOOK_EVERY_S)
         return not self._pending and not self._is_in_doubt
 
     def _look(self) -> bool:
-        """Asks for every pending write. Whether one still is."""
+        """Looks at every pending write. Returns whether any is still pending."""
         for write in list(self._pending):
             if (status := self.write_status(write)) is not WriteStatus.PENDING:
                 self._ended[write] = status
@@ -153,7 +153,7 @@ class SharedSessions(Sessions):
             if self._is_closed:
                 raise ConfigError("this rank is closing: no session is opened any more")
             if not self._engine.is_open:
-                self._engine.close()  # another thread may be at it: two would register more than some devices take
+                self._engine.close()  # waits for a thread that closes it: some devices cannot take two transports
                 self._engine = _OpenTransport(self._make())
             return SharedTransport(self._engine, self._use)
 

@@ -4,7 +4,7 @@ With Mooncake's RDMA and Ascend transports each call costs a batch, a turn of a 
 pool with a ``TransferSync`` of its own, however few bytes it has (read in v0.3.13). Each call also gives up Python's
 lock and has to get it back from a forward thread that launches kernels.
 
-Mooncake's Python API can submit many writes, but then only waits for them, and spins a core. Its C++ can be asked:
+Mooncake's Python API can submit many writes, but can then only wait for them, which spins a core. In its C++ API
 ``getTransferStatus(batch, n)`` looks at one write and never waits. We call it by its symbol, like ``freeEngine``. The
 wheels -non-cuda, -npu and CUDA 12 of 0.3.13.post1 and -cuda13 0.3.14 have it. ``choose_submits`` tries it first.
 
@@ -32,7 +32,7 @@ _FREE: Final = "_ZN8mooncake14TransferEngine11freeBatchIDEm"
 _STATUS: Final = "_ZN8mooncake14TransferEngine17getTransferStatusEmmRNS_9Transport14TransferStatusE"
 _COMPLETED, _FAILED = 4, 6
 _UNDER_WAY: Final = frozenset((0, 1, 5))
-"""Waiting, pending, and timed out: a write for which Mooncake waits no longer still goes on."""
+"""Waiting, pending and timed out. A timed-out write still goes on: Mooncake has only stopped waiting for it."""
 
 
 class Submitted(Protocol):
@@ -52,7 +52,7 @@ class Submits(Protocol):
         """``ranges`` are under way.
 
         Raises:
-            TransferError: Surely none of them is.
+            TransferError: For certain none of them is.
         """
 
 
@@ -67,7 +67,7 @@ class KnownEnd:
 
 
 class SingleSubmits:
-    """Each write by a call of its own."""
+    """Submits each write by a call of its own."""
 
     writes_per_submit = 1
 
@@ -96,7 +96,7 @@ class _Single:
 
 
 class BatchSubmits:
-    """Up to ``writes_per_submit`` writes by one call."""
+    """Submits up to ``writes_per_submit`` writes by one call."""
 
     def __init__(self, engine: Any, batches: Batches, writes_per_submit: int) -> None:
         self._engine = engine
@@ -107,14 +107,14 @@ class BatchSubmits:
         sources, targets, sizes = (list(column) for column in zip(*ranges, strict=True))
         batch = self._engine.batch_transfer_async_write(session, sources, targets, sizes)
         if batch <= 0:
-            # Mooncake gives up a batch in the middle, and says nothing of those writes that it had begun.
+            # Mooncake may have given the batch up in the middle. It does not say which writes it had begun.
             _LOG.warning("Mooncake refused a submit of %d writes", len(ranges))
             return KnownEnd(WriteStatus.LOST)
         return _Many(self._batches, batch, len(ranges))
 
 
 class _Many:
-    """The writes of one batch, looked at in order, each until it is over: if one has failed the others may go on."""
+    """The writes of one batch. Each is looked at until it is over, in order: after one has failed others may go on."""
 
     def __init__(self, batches: Batches, batch: int, num_writes: int) -> None:
         self._batches, self._batch, self._num_writes = batches, batch, num_writes
@@ -136,7 +136,7 @@ class Batches(Protocol):
     """Mooncake's C++ calls about batches. None of them waits."""
 
     def status(self, batch: int, number: int) -> WriteStatus:
-        """The status of one write; LOST: we do not know Mooncake's answer."""
+        """The status of one write; LOST: Mooncake gave an answer that we do not know."""
 
     def free(self, batch: int) -> None:
         """Frees a batch whose writes are all over. The caller never names it again."""
@@ -145,8 +145,8 @@ class Batches(Protocol):
 class _MooncakeStatus(ctypes.Structure):
     """``mooncake::Status``: a code of 16 bits, and a text that we do not read.
 
-    Declared longer than it is: ctypes then has it written where the caller says, as C++ returns a class. It does so
-    only for structures of more than two words.
+    It is declared longer than it is. C++ returns a class through a pointer from the caller, and ctypes passes such a
+    pointer only for structures of more than two words.
     """
 
     _fields_ = (("code", ctypes.c_uint16), ("rest", ctypes.c_uint64 * 7))
@@ -157,7 +157,7 @@ class _TransferStatus(ctypes.Structure):
 
 
 class LibraryBatches:
-    """By the symbols of ``library``. They only look at memory, so we keep Python's lock: it is costly to get back."""
+    """Calls symbols of ``library``. We keep Python's lock in these calls: they are short, and getting it back costs."""
 
     def __init__(self, library: Any, engine: int) -> None:
         """``engine``: ``get_engine_ptr()``.
@@ -201,7 +201,8 @@ def _function(library: Any, name: str, returns: Any, *takes: Any) -> Any:
 def choose_submits(protocol: str, wanted: int, engine: Any, load: Callable[[], Any]) -> Submits:
     """How writes are handed to ``engine``, a binding's object; ``load`` gives that binding's library (``PyDLL``).
 
-    ``wanted``: writes in one call; 0: what fits ``protocol``. It is one if Mooncake lacks the symbols for more.
+    ``wanted``: writes in one call; 0: what fits ``protocol``. Each call has one write if Mooncake lacks the symbols for
+    more, or answers otherwise than 0.3.13.
     """
     number = wanted or _DEFAULTS[protocol]
     if number == 1:

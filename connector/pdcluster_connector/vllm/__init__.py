@@ -1,1 +1,1 @@
-"""The door to vLLM: only modules of this folder import it. The rest of the connector runs without it."""
+"""The only modules of the connector that import vLLM. The rest of the connector runs without vLLM."""

@@ -1,5 +1,6 @@
-"""The block tables of a prefill engine's requests at each step, and which of them vLLM has taken away, in every version
-of vLLM that is supported.
+"""The block tables of a prefill engine's requests at each step, and the requests whose blocks vLLM has taken away.
+
+Both are known in every supported version of vLLM.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ def resolved(output: SchedulerOutput) -> Callable[[RequestId], BlockTable]:
 class BlockTables:
     """Follows the changes that the ``SchedulerOutput`` of older versions tells (vLLM 0.23 ``v1/core/sched/output.py``).
 
-    Scheduler thread only. A position whose block vLLM has taken back, before a sliding window, keeps its old block
-    here, where newer versions say the null block: decode, which has the same windows, wants none of these.
+    Scheduler thread only. vLLM takes blocks before a sliding window back. A table here keeps these blocks, where newer
+    versions show the null block. Decode has the same windows and wants none of these blocks.
     """
 
     def __init__(self) -> None:
         self._tables: dict[RequestId, tuple[list[int], ...]] = {}
 
     def follow(self, output: SchedulerOutput) -> Callable[[RequestId], BlockTable]:
-        """The tables as of the step ``output``, which must be the next one."""
+        """The tables as of the step ``output``. The caller must pass every step, in order."""
         self._forget(output.finished_req_ids)
         self._forget(output.preempted_req_ids or ())
         for new in output.scheduled_new_reqs:
@@ -57,10 +58,11 @@ class BlockTables:
 
 
 class Preemptions:
-    """Finds the requests that have lost all of their blocks, by vLLM's own count of each. Scheduler thread only.
+    """Finds the requests that have lost all of their blocks. Scheduler thread only.
 
-    ``SchedulerOutput.preempted_req_ids`` names them too, but before vLLM 0.26 not those of ``reset_prefix_cache`` with
-    running requests (``v1/core/sched/scheduler.py``). Every version counts in the one function that takes the blocks.
+    vLLM counts the preemptions of each request, in every version, in the one function that takes the blocks.
+    ``SchedulerOutput.preempted_req_ids`` names the requests too. But before vLLM 0.26 it lacks the running requests
+    that ``reset_prefix_cache`` preempts (``v1/core/sched/scheduler.py``).
     """
 
     def __init__(self) -> None:

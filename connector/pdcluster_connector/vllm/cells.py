@@ -1,9 +1,9 @@
-"""KV of vLLM before 0.29 in the axes of newer ones: ``[pages, KV heads, tokens, content]``.
+"""KV of vLLM before 0.29 in the axes of newer versions: ``[pages, KV heads, tokens, content]``.
 
 Older attention backends choose the order of axes (vLLM 0.23 ``v1/attention/backends/*.py``, ``get_kv_cache_shape``): K
 and V side by side in a cell (CPU), as an axis of two (FlashAttention), or a latent without heads (MLA). vllm-ascend
-keeps each part in a tensor of its own: K and V, or a latent, its rotated part and an indexer's key. The backend is
-asked which axis is which, with numbers that cannot be confused.
+keeps each part in a tensor of its own: K and V, or a latent, its rotated part and an indexer's key. This module asks
+the backend for the shape of its KV, for numbers of pages, tokens and heads that cannot be confused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PARTS: Final = 2
 
 
 def in_new_axes(layers: Mapping[str, AttentionLayerBase], kv_caches: Mapping[str, LayerKv]) -> dict[str, LayerKv]:
-    """Views of the same memory; ``layers``: vLLM's attention layers by name (``static_forward_context``).
+    """Views of the same memory in the new axes; ``layers``: vLLM's layers by name (``static_forward_context``).
 
     Raises:
         ConfigError: A backend's tensor has an axis that is not known here.

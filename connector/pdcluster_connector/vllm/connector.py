@@ -1,9 +1,8 @@
 """The vLLM facade: ``KVConnectorBase_V1`` in front, our two halves behind.
 
-vLLM makes one of these in the scheduler process and one in each worker process and calls them in the
-order that its 0.32 ``v1/worker/kv_connector_model_runner_mixin.py`` and ``v1/core/sched/scheduler.py``
-show. Each method here hands over to the half that its process and role need. ``versions.py`` says how older versions
-differ.
+vLLM makes one connector in the scheduler process and one in each worker process. It calls them in the order that
+``v1/worker/kv_connector_model_runner_mixin.py`` and ``v1/core/sched/scheduler.py`` of vLLM 0.32 show. Each method here
+hands over to the half that its process and role need. ``versions.py`` says how older versions differ.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vllm is not fo
 
     step: PrefillStep | DecodeStep
     pushed: Mapping[RequestId, Blocks] = field(default_factory=dict)
-    """The blocks of new reservations, where vLLM hears of failures by blocks."""
+    """The blocks of new reservations; empty where vLLM is told of failures by request."""
 
 
 @dataclass(frozen=True)
@@ -119,14 +118,14 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, object]) -> bool:  # noqa: ARG003  # vLLM's signature
-        """No: one graph may run a whole step that only decodes, as all steps of a decode engine do. It calls no hook;
-        ``end_step`` sweeps its layers. ``read_engine_facts`` refuses such graphs for layerwise prefill steps.
+        """No: one graph may run a whole step that only decodes. Such a graph calls no hook; ``end_step`` then orders
+        its layers. ``read_engine_facts`` refuses such graphs for layerwise prefill steps.
         """
         return False
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: object) -> bool:  # noqa: ARG003  # vLLM's signature
-        """No: ``read_engine_facts`` refuses it. vLLM 0.33 asks, and takes yes for granted."""
+        """No: ``read_engine_facts`` refuses sleep mode. vLLM 0.33 asks, and assumes yes without this method."""
         return False
 
     # Scheduler process.
@@ -162,8 +161,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._decode_half.requests.add(request_id, params, tokens, now=now)
 
     def _refuse(self, request: Request, params: object, now: float) -> None:
-        """The transfer parameters are no object, and the request's end says so. They are taken away: vLLM would next
-        look a key up in them, and the engine would end."""
+        """The transfer parameters are no JSON object, and the request's end says so. The request loses them: vLLM would
+        next look a key up in them, and the engine would end."""
         request.kv_transfer_params = {}
         request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
         if self._prefill_scheduler:
@@ -293,7 +292,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return results
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[RequestId], set[RequestId]]:
-        """vLLM before 0.30 calls this one, and then ``get_block_ids_with_load_errors``."""
+        """vLLM before 0.30 calls this method, and then ``get_block_ids_with_load_errors``."""
         sent, receipts = self._ended(finished_req_ids)
         self._failed_blocks.ended(receipts.ended, receipts.failed)
         return sent, receipts.ended
@@ -346,7 +345,7 @@ def _scheduled(output: SchedulerOutput) -> Iterable[Scheduled]:
 
 
 def leave_out_last_token(request: Request) -> None:
-    """Prefill computes all but the last prompt token, which decode computes: see ``num_kept_back``.
+    """The prompt loses its last token: decode computes that one, and prefill all others (``num_kept_back``).
 
     As vLLM 0.32's ``mooncake_connector.py`` does for hybrid models. Called once for a request, before it is scheduled.
     """

@@ -62,7 +62,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     """The facts of this engine.
 
     Raises:
-        ConfigError: The engine cannot take part in a hand-over; names the setting, its value and the cure.
+        ConfigError: The engine cannot take part in a hand-over. The message names the setting, its value and the cure.
     """
     transfer = config.kv_transfer_config
     parallel = config.parallel_config
@@ -91,7 +91,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
 
 
 def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> Memory:
-    """The tensors of ``register_kv_caches``, as addresses. Worker processes only.
+    """The tensors of ``register_kv_caches``, as addresses and views of bytes. Worker processes only.
 
     ``tensors``: per layer ``[pages, KV heads, tokens, content]``, in memory with heads or with tokens first, or the
     tensors of its state ``[blocks, ...]``; on the engine's device, borrowed for the engine's life. A block may span
@@ -117,7 +117,7 @@ def read_memory(facts: EngineFacts, config: VllmConfig, cache: KVCacheConfig, te
 def _view_of(tensor: torch.Tensor) -> torch.Tensor:
     """A region's bytes as ``[pages, KV heads, tokens, bytes]``; of state ``[blocks, 1, 1, bytes]``.
 
-    The axes are those that ``require_axes`` has found to be the spec's.
+    ``require_axes`` has checked that the tensor has the axes of its spec.
     """
     return (tensor if tensor.dim() == 4 else tensor.flatten(1)[:, None, None]).view(torch.uint8)
 
@@ -135,7 +135,7 @@ def read_token_memory(
         for index, (region, tensor) in enumerate(zip(regions, _flat(tensors.values()), strict=True))
         if region.kind is RegionKind.TOKENS
     }
-    # By the layout's name: a stage without attention takes part too, or the others would wait for it in vain.
+    # The layout's name decides, where there is one: a stage without attention must take part too, or others would wait.
     if not (mine if (layout := _layout_of(cache)) is None else layout in TOKEN_MAJOR):
         return None
     group = _open_tp_group(facts.tp_size, facts.settings.reshard_timeout_s)
@@ -143,7 +143,8 @@ def read_token_memory(
 
 
 def _open_tp_group(tp_size: int, timeout_s: float) -> dist.ProcessGroup | None:
-    """A group of our own beside vLLM's TP group. TP groups are runs of ranks (vLLM 0.32 ``parallel_state.py``)."""
+    """A process group like this rank's TP group; None for TP 1. TP groups are runs of ranks (vLLM 0.32
+    ``parallel_state.py``)."""
     if tp_size == 1:
         return None
     firsts = range(0, dist.get_world_size(), tp_size)
@@ -174,9 +175,10 @@ def _group(group: KVCacheGroupSpec) -> KvGroup:
 
 
 def own_layers(cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> dict[str, LayerKv]:
-    """The layers that keep KV of their own; others read one of these (vLLM 0.32 ``shared_kv_cache_layers``).
+    """The layers that keep KV of their own.
 
-    A layer that shares has its target's tensor. It is in no KV group, or in its target's, after the target.
+    Any other layer shares the KV of one of these, its target, and has the target's tensor (vLLM 0.32
+    ``shared_kv_cache_layers``). It is in no KV group, or in the target's group after the target.
     """
     group_of = {name: index for index, group in enumerate(cache.kv_cache_groups) for name in group.layer_names}
     own: dict[tuple[int, ...], str] = {}
@@ -186,14 +188,14 @@ def own_layers(cache: KVCacheConfig, tensors: Mapping[str, LayerKv]) -> dict[str
 
 
 def _group_specs(cache: KVCacheConfig) -> dict[str, tuple[int, KVCacheSpec]]:
-    """Layer name to the number of the layer's KV group, and its spec."""
+    """By layer name: the number of the layer's KV group, and the layer's spec."""
     groups = enumerate(cache.kv_cache_groups)
     return {name: (index, spec) for index, group in groups for name, spec in _layer_specs(group)}
 
 
 def _specs_of(group: KVCacheGroupSpec) -> tuple[KVCacheSpec, ...]:
-    """The kinds of KV in the group, also on a pipeline stage that has none of its layers: there vLLM 0.32
-    ``_project_kv_cache_groups_to_worker`` takes the names away and leaves the spec."""
+    """The kinds of KV in the group, also on a pipeline stage without layers of the group: vLLM 0.32's
+    ``_project_kv_cache_groups_to_worker`` then takes the names away and leaves the spec."""
     spec = group.kv_cache_spec
     return tuple(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
 
@@ -244,7 +246,11 @@ def read_regions(
 
 
 def _require_whole_blocks(name: str, tensor: torch.Tensor, num_blocks: int, *, is_token_major: bool) -> None:
-    """Raises: ConfigError: The tensor is not made of so many blocks, or one of them is not one run of bytes."""
+    """The tensor is made of whole blocks, and each of its pages is one run of bytes.
+
+    Raises:
+        ConfigError: It is not.
+    """
     page = tensor[0].transpose(0, 1) if is_token_major else tensor[0]
     if tensor.shape[0] % num_blocks or not page.is_contiguous():
         raise ConfigError(
@@ -259,9 +265,9 @@ def _layout_of(cache: KVCacheConfig) -> str | None:
 
 
 def _window_step(spec: KVCacheSpec) -> int:
-    """``RegionLayout.window_step``. vLLM 0.32 ``single_type_kv_cache_manager.py`` says where a window begins.
+    """The ``RegionLayout.window_step`` of ``spec``. Where windows begin: vLLM 0.32 ``single_type_kv_cache_manager.py``.
 
-    To push each token at its own step would not do: the next step gives blocks before the window to other requests,
+    A push of each token at its own step would not do: the next step gives blocks before the window to other requests,
     while a lane may still read them.
     """
     if isinstance(spec, ChunkedLocalAttentionSpec):

@@ -33,7 +33,7 @@ _VOLATILE: Final = ("_name_or_path", "transformers_version", "max_model_len", "a
 _WEIGHT_SUFFIXES: Final = frozenset((".safetensors", ".bin", ".pt", ".gguf"))
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
-"""Per weight file: 256 KiB read at engine start."""
+"""Bytes of a sample. An engine reads 64 samples of each weight file, 256 KiB, at its start."""
 
 
 def head_major(names_layouts: bool) -> str:
@@ -69,7 +69,7 @@ def read_fingerprint(
 
 
 def kv_heads_of(*models: ModelConfig) -> tuple[int, ...]:
-    """Distinct numbers of KV heads in layers of the models; 1 for a latent. A model that keeps only state adds none."""
+    """The distinct numbers of KV heads in the models, ascending; 1 for a latent. A model of only state adds none."""
     attending = (model for model in models if not model.is_attention_free)
     return tuple(sorted({1 if model.use_mla else model.get_total_num_kv_heads() for model in attending}))
 
@@ -83,13 +83,13 @@ def _draft(config: VllmConfig) -> str:
 
 
 def _state(specs: Iterable[KVCacheSpec]) -> str:
-    """How recurrent state is kept: bytes of one length may mean different things."""
+    """How recurrent state is kept: states of one length may differ in meaning. Empty: the model has no state."""
     dtypes = {",".join(map(str, spec.dtypes)) for spec in specs if isinstance(spec, MambaSpec)}
     return f"{' '.join(sorted(dtypes))}/{get_conv_state_layout()}" if dtypes else ""
 
 
 def _positions(model_config: ModelConfig) -> str:
-    """The choices about positions that vLLM 0.32 makes by how an engine is started; empty: the model alone decides."""
+    """The choices about positions that vLLM 0.32 makes by an engine's options; empty: the model alone decides."""
     chosen = (*_rope_factors(model_config), *_attention_temperature(model_config))
     return ", ".join(sorted(set(chosen)))
 
@@ -105,7 +105,8 @@ def _rope_factors(model_config: ModelConfig) -> Iterator[str]:
 
 
 def _attention_temperature(model_config: ModelConfig) -> Iterator[str]:
-    """Llama 4's (``model_executor/models/llama4.py``). It changes no key of its own layer, but keys of later layers."""
+    """Whether Llama 4 tunes its attention temperature (``model_executor/models/llama4.py``). Tuning in one layer
+    changes the keys of later layers."""
     if str(model_config.hf_text_config.model_type).startswith("llama4"):
         generation = {**model_config.try_get_generation_config(), **model_config.override_generation_config}
         is_tuned = generation.get("attn_temperature_tuning", _longest_request(model_config) > _LLAMA4_LONG_TOKENS)
@@ -113,8 +114,8 @@ def _attention_temperature(model_config: ModelConfig) -> Iterator[str]:
 
 
 def _longest_request(model_config: ModelConfig) -> int:
-    """The longest request for which layers were made, in tokens. ``--max-model-len auto`` later fits the length to
-    memory, which changes no layer."""
+    """The longest request, in tokens, for which the layers were made. ``--max-model-len auto`` later fits the length to
+    memory; the layers stay as they are."""
     if model_config.original_max_model_len == _AUTO:
         return int(model_config.get_and_verify_max_len(_AUTO))
     return int(model_config.max_model_len)
@@ -131,7 +132,7 @@ def _model_digest(model_config: ModelConfig) -> str:
 
 
 def _weights_digest(folder: Path) -> str:
-    """Digest of sizes and samples of the weight files; empty: ``folder`` has none, as when it is a hub's name.
+    """Digest of sizes and samples of the weight files; empty: ``folder`` has none, or is a model's name on a hub.
 
     A fine-tuned model has the configuration, tensor names and sizes of its base: only bytes tell them apart.
     """
@@ -148,7 +149,7 @@ def _weights_digest(folder: Path) -> str:
 
 
 def _attention_backends(config: VllmConfig, layer_names: Iterable[str]) -> str:
-    """Backends by name, with the instruction set that CPU kernels pack their pages for."""
+    """The names of the layers' backends, each with the instruction set for which a CPU kernel packs its pages."""
     layers = config.compilation_config.static_forward_context
     known = [layers[name] for name in layer_names if hasattr(layers.get(name), "get_attn_backend")]
     names = {f"{layer.get_attn_backend().get_name()}/{getattr(layer, 'isa', '')}".rstrip("/") for layer in known}

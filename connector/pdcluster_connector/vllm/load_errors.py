@@ -1,13 +1,13 @@
-"""How vLLM before 0.30 is told that KV does not come: by the blocks of the request, and not by its name.
+"""How vLLM before 0.30 is told that KV does not come: by the blocks of the request, not by the request's id.
 
     scheduler half                    worker half                      scheduler half
     PushedBlocks.reserve  --step-->   FailedBlocks.begin_step
                                       FailedBlocks.ended, .take  -->   vLLM fails the request
-                                                                 -->   PushedBlocks.failed: which one it was
+                                                                 -->   PushedBlocks.failed: which request it was
 
-Source of truth: vLLM 0.23 ``v1/core/sched/scheduler.py``, ``_handle_invalid_blocks``. It looks the blocks up in the
-tables of requests that wait for KV and of those that run, so only blocks that a push fills may be named: no other
-request holds these yet.
+Source of truth: vLLM 0.23 ``v1/core/sched/scheduler.py``, ``_handle_invalid_blocks``. vLLM looks the blocks up in the
+tables of all requests that wait for KV or run. So only blocks that a push fills may be named: no other request holds
+these yet.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class PushedBlocks:
         self._new: dict[RequestId, Blocks] = {}
 
     def reserve(self, request_id: RequestId, table: Sequence[int], first_token: int) -> None:
-        """A push shall fill ``table`` from the block of ``first_token`` on."""
+        """A push shall fill the blocks of ``table`` from the block of ``first_token`` on."""
         blocks = tuple(filter(None, table[first_token // self._block_tokens :]))  # without the null block
         self._waiting[request_id] = self._new[request_id] = blocks
 
     def take_new(self) -> dict[RequestId, Blocks]:
-        """The reservations since the last call: for the workers, with this step."""
+        """The blocks of the reservations since the last call. The workers get them with this step."""
         new, self._new = self._new, {}
         return new
 
     def failed(self, invalid: Collection[int]) -> set[RequestId]:
-        """The requests whose blocks a worker has named."""
+        """The requests that wait for a block of ``invalid``, which the workers have named."""
         return {name for name, blocks in self._waiting.items() if not set(blocks).isdisjoint(invalid)}
 
     def forget(self, request_ids: Iterable[RequestId]) -> None:
@@ -52,25 +52,25 @@ class PushedBlocks:
 
 
 class FailedBlocks:
-    """The worker half. Forward thread only."""
+    """The worker half of a decode engine: the blocks of failed waits, for vLLM. Forward thread only."""
 
     def __init__(self) -> None:
         self._waiting: dict[RequestId, Blocks] = {}
         self._failed: set[int] = set()
 
     def begin_step(self, new: Mapping[RequestId, Blocks]) -> None:
-        """The workers know these reservations of the scheduler half."""
+        """This worker knows the ``new`` reservations of the scheduler half."""
         self._waiting.update(new)
 
     def ended(self, ended: Iterable[RequestId], failed: Collection[RequestId]) -> None:
-        """These waits have ended, the ``failed`` ones among them without KV."""
+        """The waits of the requests ``ended`` are over; those of ``failed`` brought no KV."""
         for request_id in ended:
             blocks = self._waiting.pop(request_id, ())
             if request_id in failed:
                 self._failed.update(blocks)
 
     def take(self) -> set[int]:
-        """The blocks to name since the last call."""
+        """The blocks of waits that have failed since the last call."""
         failed, self._failed = self._failed, set()
         return failed
 
@@ -79,8 +79,8 @@ def require_one_group(version: str, groups: Sequence[KvGroup], *, recomputes: bo
     """vLLM can be told by blocks that KV did not come. ``recomputes``: vLLM then computes the prompt.
 
     Raises:
-        ConfigError: There are several groups, whose blocks have the same numbers; or state, which no block names; or
-            vLLM would take the tokens before a window for computed.
+        ConfigError: There are several groups, whose blocks have the same numbers. Or there is state, which no block
+            names. Or vLLM would take the tokens before a window for computed.
     """
     if any(group.is_state for group in groups):
         raise ConfigError(

@@ -38,7 +38,7 @@ _FAILURES: Final = ("pdcluster:failures", "Failures by kind: see docs/operations
 
 
 class StepCounts(KVConnectorStats):  # type: ignore[misc]  # vllm is not followed by mypy
-    """Counts since the last step; ``data`` maps a name of ``failures.py`` or a failure kind to a number."""
+    """Counts since the last step; ``data`` maps a count's name in ``failures.py``, or a failure kind, to a number."""
 
     def reset(self) -> None:
         self.data: dict[str, int] = {}

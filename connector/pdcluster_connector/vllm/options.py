@@ -1,6 +1,6 @@
-"""The options that an engine that hands KV over may not have. Each refusal names the option and the cure.
+"""Refuses the options with which an engine cannot take part in a hand-over. Each refusal names option and cure.
 
-Source of truth: vLLM 0.32 ``config/``, ``v1/worker/gpu_model_runner.py``; ``versions.py`` has other versions.
+Source of truth: vLLM 0.32 ``config/``, ``v1/worker/gpu_model_runner.py``; ``versions.py`` says how others differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def require_startable(config: VllmConfig, role: Role, settings: Settings, releas
     """An engine of this role may be started with these options, on this version of vLLM.
 
     Raises:
-        ConfigError: It may not; names the option, its value and the cure.
+        ConfigError: It may not. The message names the option, its value and the cure.
     """
     parallel = config.parallel_config
     _require_whole_steps(parallel)
@@ -54,8 +54,8 @@ def _require_own_processes(parallel: ParallelConfig) -> None:
     """The engine and its workers are started by vLLM's own processes.
 
     Raises:
-        ConfigError: Ray starts them. ``--data-parallel-backend`` is named first: an engine takes its executor from it
-            unless it has an executor of its own.
+        ConfigError: Ray starts them. ``--data-parallel-backend`` is named first: it also gives an engine its executor,
+            unless the engine has one of its own.
     """
     for option, backend, over_nodes in (
         (
@@ -87,7 +87,7 @@ def _require_awake(model_config: ModelConfig) -> None:
 
 
 def _require_one_step_at_a_time(num_batches: int, release: VllmRelease) -> None:
-    """A step has ended before blocks that it writes are given to a request whose KV is pushed.
+    """Blocks that a step writes go to a request whose KV is pushed only after the step has ended.
 
     Raises:
         ConfigError: ``num_batches`` steps are under way at once: the older one could write over pushed KV.
@@ -104,8 +104,9 @@ def _require_ends_of_steps(num_stages: int, speculative: SpeculativeConfig | Non
     """Every worker hears when a step has ended.
 
     Raises:
-        ConfigError: vLLM 0.32's ``v1/worker/gpu_model_runner.py`` tells a worker after the draft model has run, which
-            only the last pipeline stage has. The layers of the other stages would never be whole.
+        ConfigError: There are several stages and a draft model. vLLM 0.32's ``v1/worker/gpu_model_runner.py`` tells a
+            worker of a step's end after the draft model has run, and only the last stage has that model. The layers of
+            the other stages would never be whole.
     """
     if num_stages > 1 and speculative is not None:
         raise ConfigError(
@@ -118,7 +119,7 @@ def _require_hooks(cudagraph_mode: CUDAGraphMode) -> None:
     """Python runs between the layers of a prefill step.
 
     Raises:
-        ConfigError: One graph replays the whole step, so that its layers would leave only when all are done.
+        ConfigError: One graph replays the whole step: no layer would leave before all of them are done.
     """
     if cudagraph_mode.mixed_mode() is CUDAGraphMode.FULL:
         raise ConfigError(

@@ -4,7 +4,7 @@
     state               one tensor [blocks, 1, 1, bytes], or one [blocks, *shape] for each shape of the spec
 
 Byte counts alone cannot tell heads from tokens: vllm-ascend 0.23 keeps ``[blocks, tokens, KV heads, content]``, whose
-pages have the same length. So a tensor that does not say its axes is refused, before any byte is pushed.
+pages have the same length. So a tensor whose axes are in doubt is refused, before any byte is pushed.
 
 Source of truth: vLLM 0.32 ``v1/kv_cache_interface.py``.
 """
@@ -46,18 +46,20 @@ _PUSHED: Final = (
 
 _SPLIT: Final = "sparse_head_dim"
 """A field of vllm-ascend 0.23's ``AscendMLAAttentionSpec``: how many numbers of a token each tensor of a layer has
-(latent, rotated part, indexer's key). It changes no meaning if the tensors are split so: ``require_axes`` checks it."""
+(latent, rotated part, indexer's key). It changes no meaning if the tensors are split that way, which ``require_axes``
+checks."""
 
 _CURE: Final = "serve this model without prefill/decode separation"
 
 
 def meaning_of(spec: KVCacheSpec) -> type[KVCacheSpec]:
-    """The kind of vLLM's own that ``spec`` is, or that a plugin has derived it from without a change of meaning.
+    """The kind of KV that ``spec`` is: one of vLLM's own classes.
 
-    A plugin's class counts as the kind that it derives from while each field that it adds has its default.
+    A plugin's class counts as the kind that it derives from if each field that it adds has its default, or is known to
+    change no meaning.
 
     Raises:
-        ConfigError: It is of no kind that a push can move, or a field says something that is not known here.
+        ConfigError: No push can move this kind, or a field has a value whose meaning is not known here.
     """
     kind = next((known for known in type(spec).__mro__ if known in _PUSHED), None)
     if kind is None or any(_is_vllms(between) for between in _made_from(spec, kind)):
@@ -77,8 +79,8 @@ def meaning_of(spec: KVCacheSpec) -> type[KVCacheSpec]:
 def require_axes(
     name: str, spec: KVCacheSpec, held: Sequence[torch.Tensor], num_blocks: int, layout: str | None
 ) -> None:
-    """The tensors of layer ``name`` have the axes that its spec says. ``layout``: the name of the one that vLLM
-    declares; None: it declares none.
+    """The tensors of layer ``name`` have the axes that its spec says. ``layout``: the name of the layout that vLLM
+    declares; None: vLLM declares none.
 
     Raises:
         ConfigError: An axis has another size, strides contradict ``layout``, or heads cannot be told from tokens.
@@ -91,18 +93,18 @@ def require_axes(
 
 
 def _made_from(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> Sequence[type]:
-    """The classes of ``spec`` before ``kind``."""
+    """The class of ``spec`` and its base classes up to ``kind``, without ``kind``."""
     ancestors = type(spec).__mro__
     return ancestors[: ancestors.index(kind)]
 
 
 def _is_vllms(cls: type) -> bool:
-    """Whether the class is vLLM's own. If it also derives from a known kind, it is another kind, not known here."""
+    """Whether the class is vLLM's own. A class of vLLM's that derives from a known kind is a kind not known here."""
     return cls.__module__.partition(".")[0] == "vllm"
 
 
 def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
-    """The fields of ``spec`` that change how its pages are read, each as its name and value."""
+    """The fields of ``spec`` by which its pages may differ from those of ``kind``, each as name and value."""
     known = {field.name for field in dataclasses.fields(kind)}
     said = [
         field.name
@@ -110,7 +112,7 @@ def _unknown_to(spec: KVCacheSpec, kind: type[KVCacheSpec]) -> list[str]:
         if field.name not in known and field.name != _SPLIT and not _is_default(field, spec)
     ]
     if isinstance(spec, AttentionSpec):
-        # Slots that are not one for each KV head: nvfp4 keeps heads of K and V apart, others all heads in two slots.
+        # A token may not have one slot for each KV head: nvfp4 keeps heads of K and V apart, others all heads in two.
         said += ["num_head_slots"] if getattr(spec, "num_head_slots", None) not in (None, spec.num_kv_heads) else []
         # ``tokens_per_state`` was called ``compress_ratio`` before vLLM 0.29.
         older, newer = getattr(spec, "compress_ratio", 1), getattr(spec, "tokens_per_state", 1)
@@ -127,7 +129,7 @@ def _is_default(field: dataclasses.Field[object], spec: KVCacheSpec) -> bool:
 
 
 def _require_cells(name: str, spec: AttentionSpec, held: Sequence[torch.Tensor], num_blocks: int) -> None:
-    """Each tensor is [pages, KV heads, tokens, content], and together they have the content of a cell."""
+    """Each tensor is [pages, KV heads, tokens, content]; all tensors together have the content of a cell."""
     for tensor in held:
         pages = _pages_per_block(tensor, num_blocks)
         said = (num_blocks * pages, spec.num_kv_heads, spec.block_size // pages if pages else 0)
@@ -167,10 +169,10 @@ def _pages_per_block(tensor: torch.Tensor, num_blocks: int) -> int:
 def _require_no_doubt(
     name: str, spec: AttentionSpec, held: Sequence[torch.Tensor], num_blocks: int, layout: str | None
 ) -> None:
-    """Where sizes cannot tell heads from tokens, vLLM's declared layout does; strides never contradict it.
+    """Where sizes cannot tell heads from tokens, vLLM's declared layout does. Strides never contradict that layout.
 
-    A declared layout is about the one tensor that vLLM itself makes, with a cell's whole content. It cannot tell the
-    axes of a layer with several tensors.
+    A declared layout is about the one tensor that vLLM itself makes, with a cell's whole content. It does not say the
+    axes of several tensors of a layer.
     """
     for tensor in held:
         heads, tokens = tensor.shape[1:3]
@@ -192,7 +194,7 @@ def _require_no_doubt(
 
 
 def _require_state(name: str, spec: MambaSpec, held: Sequence[torch.Tensor], num_blocks: int) -> None:
-    """One tensor of whole states, or one for each of their parts; a block is one state."""
+    """The layer has one tensor of whole states, or one tensor for each part of a state; a block is one state."""
     whole = (num_blocks, 1, 1, spec.state_content_size_bytes)
     is_whole = len(held) == 1 and _bytes_shape(held[0]) == whole
     parts = [(num_blocks, *shape) for shape in spec.shapes]

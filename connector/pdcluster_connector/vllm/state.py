@@ -41,7 +41,7 @@ def runs_of(spec: MambaSpec, num_tensors: int, tp_size: int, layer: object) -> t
 
     ``layer``: vLLM's own object of the layer.
     """
-    # vLLM's Mamba2 layers have this; their own ``n_groups`` counts copies too.
+    # vLLM's Mamba2 layers have a norm with ``n_groups``. The layer's own ``n_groups`` also counts copies of groups.
     num_groups = getattr(getattr(layer, "norm", None), "n_groups", None)
     parts = state_runs(spec, tp_size, num_groups)
     if num_tensors == len(parts):
@@ -54,8 +54,8 @@ def runs_of(spec: MambaSpec, num_tensors: int, tp_size: int, layer: object) -> t
 def state_runs(spec: MambaSpec, tp_size: int, num_groups: int | None) -> tuple[tuple[StateRun, ...], ...]:
     """The runs of each part of the state, counted from the part's first byte; none where the split is not known.
 
-    ``num_groups``: of a Mamba2 layer in the whole model, None where the layer does not say. vLLM gives one group to
-    each rank whether the model has one or as many as there are ranks: only the layer tells.
+    ``num_groups``: of a Mamba2 layer in the whole model; None: the layer does not say. Only the layer tells: vLLM gives
+    each rank one group both in a model with one group and in a model with one for each rank.
     """
     unknown: tuple[tuple[StateRun, ...], ...] = tuple(() for _ in spec.shapes)
     if len(spec.shapes) != _NUM_PARTS:

@@ -1,12 +1,12 @@
-"""The version of this vLLM, and its differences from the newest one, as far as the connector meets them.
+"""The version of this vLLM, and its differences from newer versions, as far as the connector meets them.
 
-    0.23           as the next ones, and a block that a running step writes may be given to another request
+    0.23           as 0.24, and a block that a running step writes may be given to another request
     0.24 .. 0.28   layouts without names, failures told by block, block tables told by their changes
     0.29           layouts with names (``v1/kv_cache_layout.py``)
     0.30 .. 0.33   failures told by request (``KVConnectorTransferResults``), whole block tables at each step
 
-``connector.py`` imports this module before anything of vLLM's whose name changes: an engine of another version ends
-with one line, and not with an ImportError.
+``connector.py`` imports this module before any name of vLLM's that some versions lack: an engine of a version that is
+not supported ends with one clear line, and not with an ImportError.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TELLS_BY_REQUEST: Final[Minor] = (0, 30)
 
 @dataclass(frozen=True, slots=True)
 class VllmRelease:
-    """One version of vLLM. Each flag says whether it does what newer versions do."""
+    """One version of vLLM. Each flag says whether this version does as newer ones do."""
 
     version: str
     defers_frees: bool
@@ -40,8 +40,8 @@ class VllmRelease:
     names_layouts: bool
     """KV is one tensor ``[pages, KV heads, tokens, content]`` of a layout that ``KVCacheConfig`` names."""
     fails_by_request: bool
-    """A request whose KV does not come is named in ``failed_recving``; else its blocks are, in ``invalid_block_ids``:
-    these name one request only in a model with one KV group (``v1/core/sched/scheduler.py``,
+    """A request whose KV does not come is named in ``failed_recving``. If False, its blocks are named in
+    ``invalid_block_ids``. Blocks identify a request only in a model with one KV group (``v1/core/sched/scheduler.py``,
     ``_update_requests_with_invalid_blocks``)."""
     resolves_block_ids: bool
     """The scheduler hands out whole block tables (``kv_connector_block_state.resolve_block_ids``)."""
@@ -51,7 +51,7 @@ def release_of(version: str) -> VllmRelease:
     """The release that calls itself ``version``, as ``0.23.0`` or ``0.32.1.dev3+gabc``.
 
     Raises:
-        ConfigError: It is older or newer than those that are supported, or says no version.
+        ConfigError: ``version`` is older or newer than the supported ones, or is no version.
     """
     found = re.match(r"(\d+)\.(\d+)", version)
     minor = (int(found[1]), int(found[2])) if found else (0, 0)

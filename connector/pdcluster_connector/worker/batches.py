@@ -1,4 +1,4 @@
-"""The writes of a lane: parts of pushes, where each stands, and the buffers of those that lie in staging memory."""
+"""The writes of a lane: parts of pushes, how far each part is, and the buffers of parts in staging memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdcluster_protocol.trace import LayerTrace
 
 @dataclass(slots=True)
 class LayerRecord:
-    """When one layer of one push became final, began to leave and was acknowledged (monotonic seconds)."""
+    """When one layer of one push became final, began to leave and was acknowledged, in monotonic seconds."""
 
     step: int
     layer: int
@@ -39,14 +39,14 @@ class Part:
     target_base: int
     record: LayerRecord
     buffer: StagingBuffer | None = None
-    """Of a part that lies in staging memory; released once, when nothing reads it any more."""
+    """The buffer of a part in staging memory; it is released once, when nothing reads it any more."""
     gathers: tuple[StripRun, ...] = ()
-    """How the strips of ``ranges`` are to be gathered, buffer by buffer; empty where they leave as they are."""
+    """How the strips of ``ranges`` are to be gathered, buffer by buffer; empty: ``ranges`` leave as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One layer of one step for every push of the lane. Leaves when ``event`` is complete."""
+    """Parts that leave once ``event`` is complete: a region of a step for all pushes of the lane, or a second push."""
 
     event: DeviceEvent
     parts: tuple[Part, ...]
@@ -54,10 +54,10 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """Where submission stands in one part. ``unended``: the number of submits that may still read it.
+    """How far one part is submitted. ``unended``: the number of submits that may still read the part.
 
-    ``gather``: the strips to copy to staging memory first; None: none, or they are there. No rows until the copy
-    begins.
+    ``gather``: the strips to copy to staging memory first, without ``rows`` until the copy begins; None: there are
+    none, or their copy is complete.
     """
 
     part: Part
@@ -81,12 +81,12 @@ class Cursor:
 
     @property
     def reads_blocks(self) -> bool:
-        """Whether its writes, or its copy, read the request's own blocks."""
+        """Whether the part's writes, or its copy, read the request's own blocks."""
         return self.part.buffer is None or self.gather is not None
 
     @property
     def is_copying(self) -> bool:
-        """Whether its buffer is being filled, as of the last look."""
+        """Whether the part's buffer was still being filled at the last look."""
         return self.gather is not None and self.part.buffer is not None
 
     @property
@@ -94,13 +94,13 @@ class Cursor:
         return self.gather is not None or self.next_row < len(self.rows)
 
     def stage(self, strips: GatheredStrips) -> None:
-        """Its strips are being copied to a buffer."""
+        """The part's strips are being copied to the buffer of ``strips``."""
         assert self.gather is not None, "nothing to gather"
         self.part = replace(self.part, ranges=self.gather.writes, source_base=strips.address, buffer=strips.buffer)
         self.rows, self.copied = _absolute_rows(self.part), strips.copied
 
     def leave_as_strips(self) -> None:
-        """Its strips leave straight from the blocks."""
+        """The part's strips leave straight from the blocks."""
         assert self.gather is not None, "nothing to gather"
         self.part = replace(self.part, ranges=self.gather.strips)
         self.rows, self.gather = _absolute_rows(self.part), None
@@ -125,18 +125,18 @@ class HeldBuffers:
             self._held[part.buffer] = part
 
     def release_if_over(self, cursor: Cursor) -> None:
-        """The buffer comes back if nothing reads its part any more."""
+        """Releases the buffer of the part, if it has one, once nothing reads the part any more."""
         buffer = cursor.part.buffer
         if buffer is not None and cursor.is_over and self._held.pop(buffer, None) is not None:
             buffer.release()
 
     def release_all(self) -> None:
-        """Every buffer comes back: nothing reads any of them."""
+        """Releases every buffer: the caller knows that nothing reads any of them."""
         while self._held:
             self._held.popitem()[0].release()
 
     def held_since(self, since: float) -> list[Push]:
-        """Pushes that hold buffers which the resharder filled at ``since`` or earlier."""
+        """The pushes that hold a buffer which the resharder filled at ``since`` or earlier."""
         resharded = (part for part in self._held.values() if not part.gathers)
         return list(dict.fromkeys(part.push for part in resharded if part.record.saved_at <= since))
 
@@ -147,7 +147,7 @@ class HeldBuffers:
 
 
 def cursors_of(part: Part) -> list[Cursor]:
-    """One cursor, or one for each buffer in which the part's strips are to be gathered."""
+    """One cursor for the part, or one for each buffer in which its strips are to be gathered."""
     if not part.gathers:
         return [Cursor(part, _absolute_rows(part))]
     return [Cursor(part, [], gather) for gather in part.gathers]

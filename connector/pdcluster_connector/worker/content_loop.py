@@ -1,9 +1,9 @@
 """The sums of ``content_pass.py`` in one compiled pass over the host's own memory.
 
-Numba, which vLLM brings along, compiles the loop for this machine once, before the engine serves, and only where the
-setting asks for all sums: compiling takes a core 2 s and 125 MiB, and would save a sample only half a millisecond. The
-loop does not check bounds: every index is checked before. It does not hold the interpreter lock. It reads at once and
-in no stream, so it serves plain CPU tensors only: not an accelerator's, and not those of a tensor subclass whose
+Numba, which vLLM brings along, compiles the loop for this machine once, before the engine serves. It does so only where
+``content_check`` is ``full``: compiling takes a core 2 s and 125 MiB, and would save a sample only half a millisecond.
+The loop checks no bounds: every index is checked before. It does not hold the interpreter lock. It reads at once and in
+no stream, so it serves plain CPU tensors only: not an accelerator's, and not those of a tensor subclass whose
 operations run later.
 
 Without a loop (Numba is missing, does not fit its NumPy, cannot compile) PyTorch's operators find the same sums.
@@ -26,7 +26,7 @@ from pdcluster_protocol.params import ContentCheck
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.content")
 LOOP_BYTES: Final = 1 << 21
-"""The bytes of one call: a fraction of a millisecond, of which the call itself is a small part."""
+"""The bytes that one call sums up in a fraction of a millisecond. The overhead of the call is a small part of that."""
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Loop: TypeAlias = Callable[
@@ -35,7 +35,7 @@ Loop: TypeAlias = Callable[
 
 
 def loop_for(views: Iterable[torch.Tensor], check: ContentCheck) -> Loop | None:
-    """The loop by which a rank with ``views`` finds sums, for an engine set to ``check``; None: PyTorch's operators.
+    """The loop by which a rank with ``views`` finds sums if the engine is set to ``check``; None: operators do.
 
     Engine start: may take seconds.
     """
@@ -77,7 +77,7 @@ class PlainPass:
     others: tuple[Int64s, Int64s, Int64s, int, Int64s, Int64s]
 
     def add(self, now: slice) -> None:
-        """Count the pages ``now``: at once, and in the calling thread."""
+        """Adds the pages ``now`` to the sums: at once, and in the calling thread."""
         self.loop(self.words, self.strides, self.numbers[now], self.weights[now], self.slots[now], *self.others)
 
 
@@ -94,11 +94,12 @@ def add_pages(
     rows: Any,
     ranges: Any,
 ) -> None:
-    """Counts each token of the pages ``numbers`` in ``rows`` and ``ranges``. Checks no bounds.
+    """Adds each token of the pages ``numbers`` to the sums ``rows`` and ``ranges``. Checks no bounds.
 
     ``words``: the memory, int64. ``strides``: words from page to page, row to row, token to token. ``weights``,
-    ``slots``: ``[pages, tokens]``. ``factors``: of each word of a cell. ``units``: of each row of a page. ``step``:
-    from the sum of one row to the next one's. Numba compiles this: loops over numbers, and nothing else.
+    ``slots``: ``[pages, tokens]``. ``factors``: one for each word of a cell. ``units``: one for each row of a page.
+    ``heads``: one for each sum in ``rows``. ``step``: 1: each row has its own sum; 0: all rows have one. Numba compiles
+    this: loops over numbers, and nothing else.
     """
     for page in range(len(numbers)):
         for row in range(len(units)):
@@ -120,7 +121,7 @@ def add_pages(
 
 
 def _compile() -> Loop | None:
-    import numba  # here: it takes 0.7 s of a core, and few engines need it
+    import numba  # imported only here: the import takes 0.7 s of a core, and few engines need it
 
     if numba.config.DISABLE_JIT:
         return None
@@ -132,7 +133,7 @@ def _compile() -> Loop | None:
 
 
 def _is_plain(view: torch.Tensor) -> bool:
-    """Whether the host may read ``view`` by its address at any time. A subclass may have work under way elsewhere."""
+    """Whether the host may read ``view`` by its address at any time. A tensor subclass may have work under way."""
     return type(view) is torch.Tensor and view.device.type == "cpu"
 
 
@@ -157,7 +158,7 @@ def _require_inside(sums: PartSums) -> None:
     """Every index by which the loop reads or writes is within bounds.
 
     Raises:
-        IndexError: One is not, or lengths do not fit.
+        IndexError: An index is not, or lengths do not fit.
     """
     pages, num_rows = sums.pages, sums.content.shape[1]
     _require_below(sums.content.shape[0], pages.numbers, "page")
@@ -179,7 +180,7 @@ def _require_below(num: int, numbers: torch.Tensor, what: str) -> None:
 
 
 def _memory(content: torch.Tensor) -> Int64s:
-    """From the first word of ``content`` to its last, with all between: no word more."""
+    """The memory from the first word of ``content`` to its last, and no more."""
     last = sum((size - 1) * stride for size, stride in zip(content.shape, content.stride(), strict=True))
     return _line(content.as_strided((last + 1,), (1,), content.storage_offset()))
 

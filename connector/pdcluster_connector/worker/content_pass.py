@@ -1,4 +1,4 @@
-"""Adds one part's pages to the sums of content: says what is read, and adds it up by PyTorch's operators.
+"""Adds the pages of one part to the sums of content, by PyTorch's operators.
 
     cell = sum over words of 8 bytes of  spread(word) * odd number of the word's place in the cell
     sum  = sum over cells of  cell * odd number of the token's position                             all modulo 2^64
@@ -19,7 +19,7 @@ import torch
 from pdcluster_connector.core.ranges import Offsets
 
 CHUNK_BYTES: Final = 1 << 19
-"""The bytes of one chunk: it stays in a core's cache between the passes."""
+"""The bytes of one chunk, few enough that it stays in a core's cache between the passes."""
 WORD_BYTES: Final = 8
 GOLDEN: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
@@ -57,14 +57,14 @@ class PartSums:
     ranges: torch.Tensor
 
     def pages_of(self, num_bytes: int) -> int:
-        """How many of the part's pages have so many bytes; at least one."""
+        """How many of the part's pages fit in ``num_bytes``; at least 1."""
         return max(1, num_bytes // max(1, self.content[:1].numel() * self.content.element_size()))
 
     def add_by_operators(self, now: slice) -> None:
         """Adds the slice ``now`` of ``pages`` to the sums, in the thread's current stream.
 
         Raises:
-            IndexError: There is no such page.
+            IndexError: ``content`` lacks a page of the slice.
         """
         pages = self.pages
         sums = values_of(self.content.index_select(0, pages.numbers[now]), self.factors) * pages.weights[now, None]
@@ -78,7 +78,7 @@ class PartSums:
 def values_of(content: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """[pages, heads, tokens], int64: the value of each cell of ``content``, ``[pages, heads, tokens, bytes or words]``.
 
-    ``content`` must be a copy: it is overwritten. ``factors``: of each word of a cell.
+    ``content`` must be a copy: it is overwritten. ``factors``: one for each word of a cell.
     """
     words = content if content.dtype is torch.int64 else _words_of(content)
     words += words >> 32
@@ -88,7 +88,7 @@ def values_of(content: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def as_words(view: torch.Tensor) -> torch.Tensor:
-    """``view`` as words, which are quicker to read, if its memory has whole ones; else ``view`` itself."""
+    """``view`` as words, which are quicker to read; ``view`` itself if its memory is not made of whole words."""
     places = (view.shape[-1], view.storage_offset(), *view.stride()[:-1])
     is_whole = view.stride(-1) == 1 and not any(place % WORD_BYTES for place in places)
     return view.view(torch.int64) if is_whole and view.data_ptr() % WORD_BYTES == 0 else view
@@ -97,7 +97,7 @@ def as_words(view: torch.Tensor) -> torch.Tensor:
 def factors_of(content: torch.Tensor) -> torch.Tensor:
     """``[words]``, odd: the factor of each word of a cell of ``content``. On its device, in the thread's stream.
 
-    No factor is kept for the next request, which may be summed up in another stream: that would not wait for this one.
+    Factors are not kept for the next request: it may be summed up in another stream, which would not wait for this one.
     """
     size = content.shape[-1]
     num_words = size if content.dtype is torch.int64 else -(-size // WORD_BYTES)
@@ -114,7 +114,7 @@ def odd_numbers(numbers: np.ndarray, seed: int) -> Offsets:
 
 
 def _words_of(content: torch.Tensor) -> torch.Tensor:
-    """[pages, heads, tokens, words], int64; the last word of a cell filled up with zeros."""
+    """[pages, heads, tokens, words], int64. The last word of a cell is filled up with zeros."""
     if odd := content.shape[-1] % WORD_BYTES:
         content = torch.nn.functional.pad(content, (0, WORD_BYTES - odd))
     return content.contiguous().view(torch.int64)

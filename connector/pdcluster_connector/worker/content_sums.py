@@ -1,9 +1,9 @@
 """Sums of the KV content that a rank pushed or received for a request, read through vLLM's own tensors.
 
 ``core/content.py`` decides which cells go into which sum, and ``content_pass.py`` what a sum is. Ranks, layers and
-chunks may be added in any order. A sum costs little more than reading the memory. It does not protect against
-attackers: the seals of the side channel do. It is computed on the tensor's own device, never in the forward pass nor in
-its stream, and in chunks: its thread serves other requests in between.
+chunks may be added in any order. A sum costs little more than reading the memory. Sums do not protect against
+attackers: the seals of the side channel do. A sum is computed on the tensor's own device, never in the forward pass nor
+in its stream. The computing thread takes it in chunks and serves other requests in between.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from pdcluster_protocol.side_channel import ContentSums, RankLayout
 
 @dataclass(frozen=True, slots=True)
 class KvReader:
-    """A rank's KV by logical place. ``views``: of each region ``[pages, KV heads, tokens, bytes]``, uint8, borrowed.
+    """Reads a rank's KV. ``views``: of each region ``[pages, KV heads, tokens, bytes]``, uint8, borrowed.
 
-    ``loop``: finds sums in plain memory; None: PyTorch's operators do.
+    ``loop``: finds the sums of plain memory; None: PyTorch's operators find them.
     """
 
     layout: RankLayout
@@ -64,17 +64,17 @@ class KvReader:
         return self.views[0].device
 
     def received(self, order: ContentOrder, seed: str, *, has_draft: bool = False) -> SumsUnderWay:
-        """This decode rank's sums of the transfer ``seed``; ``has_draft``: a draft model's KV came too."""
+        """This decode rank's sums of the transfer with id ``seed``; ``has_draft``: a draft model's KV came too."""
         plan = plan_content(order.check, self.layout, order.spans, seed)
         return SumsUnderWay(self, plan, parts_received(self.layout, has_draft=has_draft), order, seed)
 
     def pushed(self, decode: RankLayout, order: ContentOrder, seed: str) -> SumsUnderWay:
-        """This prefill rank's sums of the transfer ``seed`` for a decode rank."""
+        """This prefill rank's sums, of the transfer with id ``seed``, for the rank of layout ``decode``."""
         plan = plan_content(order.check, decode, order.spans, seed)
         return SumsUnderWay(self, plan, parts_pushed(self.layout, decode), order, seed)
 
     def view_of(self, part: ContentPart) -> torch.Tensor:
-        """``[pages, rows, slots, bytes]``; of a state's run ``[blocks, units, rows, bytes]``."""
+        """The part's region as ``[pages, heads, tokens, bytes]``; a state's run as ``[blocks, units, rows, bytes]``."""
         view = self.views[part.region]
         if part.run is None:
             return view
@@ -85,7 +85,7 @@ class KvReader:
 
 
 class SumsUnderWay:
-    """The sums of one request on one rank: whole after the last ``advance``. Only ``advance`` reads KV."""
+    """The sums of one request on one rank. They are whole after the last ``advance``, and only ``advance`` reads KV."""
 
     def __init__(
         self, reader: KvReader, plan: ContentPlan, parts: Sequence[ContentPart], order: ContentOrder, seed: str
@@ -99,11 +99,11 @@ class SumsUnderWay:
         self._chunks = self._read([part for part in parts if part.target in plan.picks])
 
     def advance(self) -> bool:
-        """Read one chunk. False: there was none left."""
+        """Reads one chunk. False: no chunk was left."""
         return next(self._chunks, False)
 
     def result(self) -> ContentSums:
-        """The whole sums; reads what is left. They are copied from the device once, in the stream of the first call."""
+        """The whole sums; reads the chunks that are left. The first call copies them from the device, in its stream."""
         while self.advance():
             pass
         if self._result is None:
@@ -111,11 +111,11 @@ class SumsUnderWay:
         return self._result
 
     def _read(self, parts: Sequence[ContentPart]) -> Iterator[bool]:
-        # Made here, in the stream that advances: another stream might set them to zero after they have counted.
+        # Made here, in the stream that advances: another stream might set the sums to zero after the first addition.
         where = self._reader.where
         self._rows = torch.zeros(self.plan.num_rows, dtype=torch.int64, device=where)
         self._ranges = torch.zeros(len(self.plan.numbers), dtype=torch.int64, device=where)
-        # Of all rows at once: a call and a copy to the device for each layer were a tenth of what a short prompt cost.
+        # For all rows at once: a call and a copy to the device for each layer took a tenth of a short prompt's time.
         self._heads = torch.from_numpy(odd_numbers(np.arange(self.plan.num_rows), GOLDEN))[:, None].to(where)
         known: dict[object, Pages] = {}
         for part in parts:
@@ -123,7 +123,7 @@ class SumsUnderWay:
             num_rows = 0 if part.run is None else region.runs[part.run].num_rows
             kind = (region.page_tokens, region.kind, region.is_linear, region.is_draft, num_rows)
             shape = (region.group, part.share, part.stripe, ranges, kind)
-            if shape not in known:  # Layers of one shape have their cells in the very same places.
+            if shape not in known:  # Layers of one shape have their cells in the same places.
                 spans, table = self._order.spans[region.group], self._order.tables[region.group]
                 cells = cells_of(part, region, spans, table, ranges)
                 known[shape] = _pages_of(cells, region.page_tokens, self.plan, self._seed, self._reader.where)
@@ -169,14 +169,14 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class SumQueue(Generic[K]):
-    """Sums under way. Not thread-safe: the thread that computes them owns it, and has a stream of its own for them.
+    """Sums under way. Not thread-safe: one thread owns the queue and computes the sums, in a stream of their own.
 
-    On an NPU a thread works in the forward pass's stream unless it opens another: each chunk would wait for all steps
-    that are under way.
+    On an NPU a thread works in the forward pass's stream unless it opens another stream. In the forward pass's stream
+    each chunk would wait for all steps that are under way.
     """
 
     device: Device
-    """The rank's."""
+    """The rank's device."""
     _stream: Stream | None = None
     _sums: dict[K, SumsUnderWay] = field(default_factory=dict)
 
@@ -184,7 +184,7 @@ class SumQueue(Generic[K]):
         return len(self._sums)
 
     def start(self, key: K, sums: SumsUnderWay, where: torch.device) -> None:
-        """Begin ``sums``, which read the memory of ``where``."""
+        """Queues ``sums``, which read the memory of ``where``."""
         self._stream = self._stream or self.device.open_stream(where)
         self._sums[key] = sums
 
@@ -194,11 +194,11 @@ class SumQueue(Generic[K]):
 
     @property
     def next_key(self) -> K | None:
-        """The key of the sums that ``advance`` reads for."""
+        """The key of the sums that ``advance`` reads for; None: the queue is empty."""
         return next(iter(self._sums), None)
 
     def advance(self) -> SumsUnderWay | None:
-        """Reads one chunk for the oldest sums. Returns these sums once they are whole."""
+        """Reads one chunk for the oldest sums, which must exist. Returns these sums if they are whole now."""
         assert self._stream is not None, "nothing was started"
         key = next(iter(self._sums))
         with self._stream:
@@ -209,7 +209,7 @@ class SumQueue(Generic[K]):
 
 
 class PushSums:
-    """The sums of one lane's pushes, over their source. Lane thread only."""
+    """The sums of one lane's pushes, over the KV that they push. Lane thread only."""
 
     def __init__(self, reader: KvReader | None, device: Device) -> None:
         """``reader``: of the rank's own KV; None where no content can be compared."""
@@ -225,13 +225,13 @@ class PushSums:
         return len(self._asked) + len(self._queue) > 0
 
     def ask(self, live: LivePush) -> None:
-        """The push, all of whose bytes are acknowledged, waits for its sums."""
+        """Queues a push for its sums. All of its bytes are acknowledged."""
         self._asked.append(live)
 
     def advance(self, book: PushBook, now: float) -> None:
-        """Read one chunk for one push: others need not wait for all of it. A call that fails costs that push alone.
+        """Reads one chunk for the oldest push; the lane works for others in between. A failed call costs one push.
 
-        Raises a device's error that may be about other work than these sums: this class cannot tell what else the
+        Raises the device's error if it may be about other work than these sums: this class cannot tell what else the
         device has not done.
         """
         while self._asked:
@@ -271,7 +271,7 @@ class PushSums:
                 book.apply(live, live.push.summed_up(sums.result()))
 
     def _cannot_read(self, live: LivePush, why: str, book: PushBook, now: float) -> None:
-        """Without sums nothing is proven, so the push is given up."""
+        """Gives the push up: without its sums nothing is proven."""
         reason = f"this prefill rank cannot read its own KV, so that its content cannot be compared: {why}"
         book.apply(live, live.push.give_up(reason, now=now))
 
@@ -292,21 +292,21 @@ class ReceiveSums:
 
     @property
     def next_transfer(self) -> TransferId | None:
-        """The transfer that ``advance`` reads for."""
+        """The transfer that ``advance`` reads for; None: there is none."""
         key = self._queue.next_key
         return None if key is None else key[0]
 
     def expect(self, transfer: TransferId, order: ContentOrder | None) -> None:
-        """This transfer was announced."""
+        """The transfer was announced. ``order``: None: its content is not compared."""
         if order is not None:
             self._wanted[transfer] = order
 
     def forget(self, transfer: TransferId) -> bool:
-        """Forget a transfer whose wait is over. Whether its content was to be compared."""
+        """Forgets a transfer whose wait is over. Returns whether its content was to be compared."""
         return self._wanted.pop(transfer, None) is not None
 
     def start(self, transfer: TransferId, attempt: Attempt, *, has_draft: bool) -> bool:
-        """Every rank is done with this attempt. False: this rank cannot read its own KV.
+        """Queues the sums of an attempt with which every prefill rank is done. False: this rank cannot read its own KV.
 
         ``has_draft``: a draft model's KV came too.
         """
@@ -317,9 +317,9 @@ class ReceiveSums:
         return True
 
     def advance(self) -> tuple[TransferId, Attempt, Found] | None:
-        """Read one chunk for one attempt, so that others need not wait for all of it. The sums, once they are whole.
+        """Reads one chunk for the oldest attempt; the thread works for others in between. Returns sums that are whole.
 
-        Raises the errors of the device's library; the sums of this attempt are then of a part only.
+        Raises the errors of the device's library; the sums of this attempt then cover a part only.
         """
         if (key := self._queue.next_key) is None:
             return None

@@ -1,10 +1,10 @@
 """The sessions by which prefill engines write into one decode rank: one for each life of a prefill engine.
 
-Closing one is the hard fence: no byte of that engine can land any more, and no other engine notices, unless they share
-one (``transport/shared.py``). It takes Mooncake 0.8 s (measured with 0.3.13), and opening one takes seconds with RDMA,
-so short-lived threads do both.
+Closing a session is the hard fence: no byte of its engine can land any more. Other engines do not notice, unless they
+share the session (``transport/shared.py``). Closing takes Mooncake 0.8 s (measured with 0.3.13), and opening takes
+seconds with RDMA, so short-lived threads do both.
 
-    open --> opening --> open, or failed: told to each peer that asked meanwhile --> cut
+    asked for --> opening --> open, or failed: told to each peer that asked meanwhile --> cut
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId
 
 OPEN_S: Final = 60.0
-"""How long a peer waits here for its session: longer than its own handshake lasts, so mostly prefill ends the wait. A
-session that comes later serves the next request."""
+"""How long a peer waits here for its session. Mostly prefill's shorter ``handshake_timeout_s`` ends the wait first; a
+session that opens later serves the next request."""
 
 MAX_OPENINGS: Final = 64
-"""Sessions that are opened at the same time, each by a thread: more prefill engines than begin at once."""
+"""The most sessions that are opened at once, each by a thread. Fewer prefill engines than this begin at once."""
 
 MAX_GUESTS: Final = 1024
-"""Peers of one engine that may wait for its session: its ranks, each with some lanes."""
+"""The most peers of one engine that may wait for its session: enough for its ranks with some lanes each."""
 
 _CLOSE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """These peers' wait has ended: with a session, or with ``reason`` why there is none."""
+    """The wait of ``peers`` has ended, with a session or with the reason why there is none."""
 
     peers: tuple[PeerId, ...]
     session: SessionId | None = None
@@ -77,7 +77,7 @@ class InboundSessions:
         Never waits.
 
         Raises:
-            ConfigError: Too many wait for sessions already.
+            ConfigError: Too many engines, or too many peers of this engine, wait for sessions already.
         """
         if transport := self._open.get(boot_id):
             return SessionId(transport.session)
@@ -99,9 +99,9 @@ class InboundSessions:
         return ended
 
     def cut(self, session: SessionId) -> None:
-        """Begin to close ``session``; ``take_closed`` returns it once no byte can land through it.
+        """Begins to close ``session``; ``take_closed`` returns it once no byte can land through it.
 
-        Where engines share it, all of them need another one.
+        If engines share the session, all of them need another one.
         """
         self._sessions.leave(session)
         cut = [boot_id for boot_id, transport in self._open.items() if transport.session == session]
@@ -118,7 +118,7 @@ class InboundSessions:
         return closed
 
     def close(self) -> None:
-        """Closes all sessions, side by side. After the receiver thread has ended. Waits up to 4 s."""
+        """Closes all sessions, side by side. To be called after the receiver thread has ended. Waits up to 4 s."""
         for transport in self._open.values():
             self._start_closing(SessionId(transport.session), transport)
         self._open.clear()

@@ -1,16 +1,16 @@
 """A lane: the one thread of a prefill rank that serves one decode rank.
 
 It owns the side channel to that rank, the state of every push to it and the writes in flight, so none
-of them needs a lock. The forward thread only appends orders and wakes the lane.
+of them needs a lock. Other threads only append orders and wake the lane.
 
     forward thread, resharder --post(order)--> inbox --> lane thread <--> decode rank
                                                              |
-                       its blocks are not read any more <----+---> on_release(request id)
+                 a request's blocks are not read any more <--+--> on_release(request id, lane)
 
 The lane writes on a transport session, its own or one that lanes share (``outbound.py``). A write that ends badly, or
 not at all, costs that session (``_cut``): closing it is the only way to be sure that our memory is not read any more.
-The lane is of no further use then, and the next request gets a new one. Pushes exist from the first order on, so
-deadlines hold while connecting too.
+The lane is of no further use then, and the next request gets a new lane. A push exists from its first order on, so its
+deadline also holds while the lane connects.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class Lane:
     ) -> None:
         self.address = address
         self.lost: set[PushKey] = set()
-        """Pushes whose source vLLM has overwritten: the forward thread adds, the lane looks before it says done."""
+        """Pushes whose source vLLM overwrites. The forward thread adds; the lane looks before it counts a write."""
         self.decode_rank = decode_rank
-        """Its number among all ranks of its engine."""
+        """The decode rank's number among all ranks of its engine."""
         self._context = context
         self._inbox: deque[Order] = deque()
         self._wakeup = Wakeup()
@@ -107,7 +107,7 @@ class Lane:
         self._failure = self._cut_reason = ""
         self._closing_at: float | None = None
         self._num_faults = context.device.num_faults
-        """The device's faults before it computed anything that this lane pushes; later, those that the lane saw."""
+        """How many faults of the device the lane knows. At first: those from before the KV that the lane pushes."""
         self._has_ended = False
         """The thread carries out no further order: a caller that posts one now discards it itself."""
         self._next_expiry = 0.0
@@ -117,7 +117,7 @@ class Lane:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new pushes may be posted: it has not failed, nor is about to; neither lane nor session is closed."""
+        """Whether new pushes may be posted: the thread runs, with no failure or device fault and no closed session."""
         is_up = self._thread.is_alive() and self._num_faults == self._context.device.num_faults
         return is_up and not self._failure and not self._out.is_lost
 
@@ -134,11 +134,11 @@ class Lane:
             self._discard_inbox()
 
     def retire(self) -> None:
-        """The thread ends when every push has; each has its own deadline. Does not wait."""
+        """The thread ends when every push has ended; each push has its own deadline. Does not wait."""
         self.post(Close(math.inf))
 
     def close(self, timeout_s: float) -> None:
-        """Ends the lane and its thread. Pushes that last beyond ``timeout_s`` are cut off. Waits 2 s longer at most."""
+        """Ends the lane and its thread; cuts pushes that last beyond ``timeout_s``. Waits 2 s more at most."""
         self.post(Close(time.monotonic() + timeout_s))
         self._thread.join(timeout_s + CUT_S)
         if self.is_over:
@@ -178,7 +178,7 @@ class Lane:
         while not self._is_over:
             try:
                 self._turn(channel)
-            except Exception as error:  # noqa: BLE001  # top of a thread; writes in flight still need their end seen
+            except Exception as error:  # noqa: BLE001  # top of a thread: it must still see writes in flight end
                 self._context.device.note(error)
                 if not self._failure:  # A broken device raises at each turn from now on.
                     _LOG.exception("lane failed decode_rank=%d", self.decode_rank)
@@ -216,7 +216,7 @@ class Lane:
             self._cut(self._cut_reason)
 
     def _look_for_faults(self) -> None:
-        """The device may have reported lost work to another thread: then no push of this moment can be trusted."""
+        """If the device has reported a fault to any thread, no push of this moment can be trusted."""
         if self._num_faults != (num_faults := self._context.device.num_faults):
             self._fail("prefill's device has failed at something: what it computed or copied meanwhile is not known")
             self._num_faults = num_faults
@@ -315,8 +315,8 @@ class Lane:
     def _revoked(self, key: PushKey, now: float) -> None:
         live = self._book.get(key)
         if live is None:
-            # Ended and reported, or never begun here. After a cut it is not known which of them were clean, and their
-            # bytes may still be on their way.
+            # The push has ended and is reported, or never began here. After a cut it is not known whether it was clean:
+            # its bytes may still be on their way.
             self._send(Fenced(*key, is_clean=not self._out.is_closed))
         else:
             self._book.apply(live, live.push.revoke(now=now))
@@ -351,7 +351,7 @@ class Lane:
         self._out.follow_backlog(now)
 
     def _fail(self, reason: str) -> None:
-        """The lane is of no use: every push is given up, and the next request gets a new lane."""
+        """The lane is of no further use: every push is given up, and the next request gets a new lane."""
         if not self._failure and len(self._book):
             log_failure(TransferFailure.LANE_FAILED, reason=reason)
         self._failure = self._failure or reason

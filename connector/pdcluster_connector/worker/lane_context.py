@@ -1,4 +1,4 @@
-"""The context that all lanes of a prefill rank share: who the rank is, and its lanes' tools. Nothing here decides."""
+"""The context that all lanes of a prefill rank share: the rank's hello, and the tools of its lanes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdcluster_protocol.side_channel import Hello
 
 @dataclass(frozen=True, slots=True)
 class LaneContext:
-    """Nothing in it changes."""
+    """All lanes of one rank in one life of its engine have the same context. It never changes."""
 
     hello: Hello
     """The hello of each lane. Its boot id names the engine's life; empty until the first step has named it."""
@@ -36,5 +36,5 @@ class LaneContext:
     """The staging memory in which the lanes gather small strips; None: they gather none."""
 
     def of_life(self, life: BootId) -> LaneContext:
-        """The same, for lanes of that life of our engine."""
+        """The same context with ``life`` as the boot id of our engine."""
         return replace(self, hello=msgspec.structs.replace(self.hello, boot_id=life))

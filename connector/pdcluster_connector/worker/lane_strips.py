@@ -1,4 +1,4 @@
-"""Small strips of a lane on their way to staging memory, a buffer at a time, just before they would leave.
+"""Copies small strips of a lane to staging memory, a buffer at a time, just before they leave.
 
 queued --buffer--> being copied --copied--> submitted from the buffer --acknowledged--> buffer released
    |
@@ -17,7 +17,7 @@ from pdcluster_connector.reshard import StripGatherer
 from pdcluster_connector.worker.batches import Cursor, HeldBuffers
 
 _COPIES_AHEAD: Final = 4
-"""How many buffers are being filled at once: a device copies beside the lane, which looks once in a millisecond."""
+"""How many buffers are filled at once. The device copies beside the lane, which looks once in a millisecond."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,8 @@ class LaneStrips:
     gatherer: StripGatherer | None
 
     def is_ready(self, cursor: Cursor) -> bool:
-        """Whether its ranges may be submitted. If not, its strips are being copied, or wait for a buffer of this lane.
+        """Whether the cursor's ranges may be submitted. If not, its strips are being copied, or wait for a buffer that
+        this lane holds.
 
         A lane never waits for the buffers of another lane, whose decode rank may be silent.
         """
@@ -40,15 +41,15 @@ class LaneStrips:
         return cursor.gather is None
 
     def look_ahead(self, cursors: Iterable[Cursor]) -> None:
-        """Begins the next copies too, in order. Parts behind one that waits for space get no buffer: their buffer would
-        never come back."""
+        """Begins the next copies too, in order. If a part waits for space, the parts behind it get no buffer: these
+        parts would hold the space, and cannot leave before the part that waits."""
         for cursor in islice(cursors, _COPIES_AHEAD):
             if cursor.may_leave and not self.is_ready(cursor) and not cursor.is_copying:
                 return
 
     def _begin_copy(self, cursor: Cursor) -> None:
-        """Begins the copy. Without space, the strips wait for a buffer of this lane if it holds one, else leave as
-        they are."""
+        """Begins the copy if there is space. Otherwise the strips wait if this lane holds a buffer with strips, and
+        leave as they are if it holds none."""
         assert cursor.gather is not None, "nothing to gather"
         assert self.gatherer is not None, "strips to gather in a lane that cannot"
         strips = self.gatherer.begin(cursor.part.record.layer, cursor.gather)

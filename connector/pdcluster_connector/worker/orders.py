@@ -1,6 +1,6 @@
 """Orders of the forward thread and the resharder to a lane: small frozen records that are cheap to make and to queue.
 
-The resharder's own ``ReshardFailed`` and ``StepRead`` are orders as they are.
+The resharder's ``ReshardFailed`` and ``StepRead`` are orders too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Quiesce:
-    """Set ``quiet`` as soon as nothing reads the blocks of ``key`` any more: no write straight from them, no sum."""
+    """Set ``quiet`` as soon as neither a write nor a sum of ``key`` reads the request's blocks any more."""
 
     key: PushKey
     quiet: threading.Event
@@ -101,7 +101,7 @@ Order: TypeAlias = StepOrder | GiveUp | Forget | Quiesce | Close
 
 
 def discard(order: Order) -> None:
-    """``order`` will not be carried out: releases its buffers, or the thread that waits for it."""
+    """``order`` will not be carried out: releases its buffers, or wakes the thread that waits for it."""
     match order:
         case Staged(writes=writes):
             for write in writes:

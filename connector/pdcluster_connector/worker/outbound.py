@@ -1,7 +1,7 @@
 """The way from a lane to its decode rank's memory: the session, the steps in progress, the writes in flight.
 
-Until the decode rank has said ``Welcome`` the orders of steps wait in a backlog: where the bytes go is not known
-yet. Closing is final: the next request for this decode rank gets a new lane.
+The orders of steps wait in a backlog until the way is open: the decode rank has said ``Welcome``, and our session is
+open. Closing is final: the next request for this decode rank gets a new lane.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import Again, Failed
 
 _LEAVE_S: Final = 1.0
-"""How long the lane's end waits for a session that is still being opened; it is closed when it opens later."""
+"""How long a lane that ends waits for a session that is being opened. A session that opens later is closed then."""
 
 
 class Outbound:
@@ -35,7 +35,7 @@ class Outbound:
     def __init__(
         self, book: PushBook, device: Device, lost: Container[PushKey], gatherer: StripGatherer | None = None
     ) -> None:
-        """``lost``: pushes whose source vLLM has overwritten. ``gatherer``: None where no strips are gathered."""
+        """``lost``: pushes whose source vLLM overwrites. ``gatherer``: None where no strips are gathered."""
         self._book = book
         self._device = device
         self._lost = lost
@@ -69,19 +69,19 @@ class Outbound:
 
     @property
     def next_look_s(self) -> float:
-        """How soon looking again can find something new; infinite while only orders and messages can bring it."""
+        """Seconds until another look can find something new; infinite while only orders and messages bring news."""
         return self._writes.next_look_s if self._writes is not None and self._writes.is_busy else math.inf
 
     def open(self, route: Route, session: str, sessions: Sessions, on_end: Callable[[], None]) -> None:
-        """The way along ``route`` to ``session`` is being opened; after ``on_end`` (any thread) call ``enter``.
+        """Begins to open the way along ``route`` to ``session``. Another thread calls ``on_end``; then call ``enter``.
 
-        It may take seconds, and meanwhile pushes end by their deadlines.
+        Opening may take seconds. Pushes still end by their deadlines meanwhile.
         """
         self._route, self._session = route, session
         self._opening = Opening(sessions, on_end)
 
     def enter(self) -> bool:
-        """Whether the way has opened since the last call: then the backlog is to be followed.
+        """Whether the way has opened since the last call. If so, the caller follows the backlog.
 
         Raises:
             ConfigError: No transport session can be opened here.
@@ -93,12 +93,12 @@ class Outbound:
         return True
 
     def follow_backlog(self, now: float) -> None:
-        """Carry out what came before the way was open."""
+        """Carries out the orders that came before the way was open."""
         while self._backlog:
             self.follow(self._backlog.popleft(), now)
 
     def drop_backlog(self) -> None:
-        """The way will not open: lets go of the backlog."""
+        """Discards the backlog: the way will not open."""
         while self._backlog:
             discard(self._backlog.popleft())
 
@@ -126,12 +126,13 @@ class Outbound:
                 self._end_step(self._route, order)
 
     def granted(self, live: LivePush) -> None:
-        """Writes that were held for this push may leave."""
+        """Writes that were held for the grant of this push may leave."""
         if self._writes is not None:
             self._writes.granted(live.push)
 
     def push_again(self, again: Again, now: float) -> None:
-        """Writes the content that decode names once more, straight from the request's blocks, or says why not."""
+        """Writes the content that ``again`` names once more, straight from the request's blocks, or tells decode why
+        it cannot."""
         key = PushKey(again.transfer_id, again.attempt)
         live = self._book.get(key)
         if live is None or live.push.is_ended:
@@ -141,7 +142,7 @@ class Outbound:
             self._book.apply(live, _begin_again(self._route, self._writes, live, again, now))
 
     def advance(self, now: float) -> None:
-        """Look at what is in flight, submit what may leave."""
+        """Looks at the writes in flight, and submits those that may leave."""
         if self._writes is None:
             return
         for push, commands in self._writes.advance(now=now):
@@ -171,7 +172,7 @@ class Outbound:
         return not live.push.awaits_sums and not self._writes.has_work_of(live.push)
 
     def close(self) -> bool:
-        """Closes the session. Whether nothing reads our memory through this way any more; if not, the engine ends.
+        """Closes the session. Returns whether nothing reads our memory through it any more; if not, the engine ends.
 
         Waits for Mooncake, about a second.
         """
@@ -190,7 +191,7 @@ class Outbound:
         return True
 
     def _discard_backlog(self, staged_since: float) -> list[PushKey]:
-        """Lets go of parts that have waited for the way since ``staged_since``. Returns their pushes, some twice."""
+        """Discards parts that have waited for the way since ``staged_since``. Returns their pushes, some twice."""
         backlog, self._backlog = self._backlog, deque()
         keys: list[PushKey] = []
         for order in backlog:
@@ -202,7 +203,7 @@ class Outbound:
         return keys
 
     def _take_staged(self, writes: WriteQueue, route: Route, order: Staged) -> None:
-        """Queue the parts; those of a step that is over are dropped."""
+        """Queues the parts. Parts of a step that is over are dropped."""
         plan = self._steps.get(order.step)
         if plan is None:
             discard(order)
@@ -210,13 +211,14 @@ class Outbound:
             writes.add(plan.staged_batch(route, order))
 
     def _give_up_staging(self, order: ReshardFailed, now: float) -> None:
-        """Every lane gets this order. A lane without staged regions has nothing to give up; its step may be over."""
+        """Gives up the step's pushes from staging memory. A lane without staged regions has none, and gets the order
+        too; its step may be over."""
         plan = self._steps.get(order.step)
         for live in plan.staging_pushes if plan else ():
             self._book.apply(live, live.push.give_up(order.reason, now=now))
 
     def _end_step(self, route: Route, order: StepEnded | StepRead) -> None:
-        """The step is over with its last order: the resharder's ``StepRead`` if the route has staged regions."""
+        """Ends the step if ``order`` is its last: ``StepRead`` on a route with staged regions, else ``StepEnded``."""
         if isinstance(order, route.last_order):
             for live, commands in self._steps.pop(order.step).read(route):
                 self._book.apply(live, commands)

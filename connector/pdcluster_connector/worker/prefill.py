@@ -1,6 +1,6 @@
 """The worker half of a prefill engine: hands each finished layer to the lanes.
 
-Called by vLLM's forward thread only. Nothing here waits for a network, except the bounded wait in
+Called by vLLM's forward thread only. Nothing here waits for a network, except ``close`` and the bounded wait in
 ``protect_preempted``: blocks that vLLM takes away must not be overwritten while they are read.
 """
 
@@ -39,7 +39,7 @@ class _Sending:
     lanes: tuple[Lane, ...]
     is_whole: bool = False
     last_step: int = 0
-    """The newest step that has a slice of it."""
+    """The newest step that has a slice of the request."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _ForwardPass:
 
     number: int
     is_pushing: bool = False
-    """Whether any rank pushes anything of it."""
+    """Whether the step has slices, for this rank or another one."""
     lanes: tuple[Lane, ...] = ()
     saved: set[str] = field(default_factory=set)
 
@@ -70,12 +70,12 @@ class PrefillWorker:
         self._released: deque[tuple[RequestId, Lane]] = deque()
         self._regions_of = _regions_by_layer(context)
         self._ranks_of: dict[tuple[int, int], list[int]] = {}
-        """By decode's TP size and stages: its ranks that this one writes to."""
+        """By decode's TP size and number of stages: the decode ranks to which this rank writes."""
         self._is_layerwise = context.settings.push is PushTiming.LAYERWISE
         self._step = _ForwardPass(0)
 
     def begin_step(self, step: PrefillStep) -> None:
-        """The lanes know which blocks this forward pass completes."""
+        """Tells the lanes which blocks this forward pass completes."""
         if step.life != self._context.hello.boot_id:
             # The first step. The ranks of one engine may run on several nodes, and have no other id in common.
             self._context = self._context.of_life(step.life)
@@ -136,7 +136,7 @@ class PrefillWorker:
         """Requests whose blocks vLLM may free now, each named once. ``request_ids``: those that vLLM has just ended."""
         for request_id in request_ids:
             self._finish(request_id)
-        # Before ``_released`` is read: a lane that has ended by now has put all its releases there.
+        # Taken before ``_released`` is read: a lane that has ended by now has put all its releases there.
         ended = [lane for lane in self._known_lanes() if lane.is_over]
         while self._released:
             self._holds.released(*self._released.popleft())
@@ -149,7 +149,7 @@ class PrefillWorker:
         return free
 
     def close(self) -> None:
-        """End the resharder, then every lane. Waits up to 2 s for the one, 7 s for all that still write."""
+        """Ends the resharder, then every lane. Waits up to 2 s for the resharder, and up to 7 s for each lane."""
         self._resharding.close(_CLOSE_RESHARDING_S)
         lanes = self._known_lanes()
         for lane in lanes:
@@ -198,10 +198,10 @@ class PrefillWorker:
         return lane
 
     def _retire_stale(self, address: SideChannelAddress, now: float) -> None:
-        """Make room for a lane to a new life: end lanes to earlier ones, failed ones, and those long unused.
+        """Retires the lanes to this host and port (failed, or to an earlier life), and the lanes long unused.
 
-        A decode engine that restarts mostly listens on another port, so only disuse tells. A lane that was
-        retired too early costs its next request one handshake.
+        A decode engine that restarts mostly listens on another port, so only disuse shows that its lanes are stale. A
+        lane that was retired too early costs its next request one handshake.
         """
         stale = [
             known
@@ -216,7 +216,7 @@ class PrefillWorker:
         self._bury()
 
     def _bury(self) -> None:
-        """Free what retired lanes have left, once their threads have ended."""
+        """Frees the retired lanes whose threads have ended."""
         over = [lane for lane in self._retired if lane.is_over]
         for lane in over:
             self._holds.reader_ended(lane)
@@ -255,7 +255,7 @@ class PrefillWorker:
 
 
 def _regions_by_layer(context: LaneContext) -> dict[str, range]:
-    """Indices of each layer's regions, which stand side by side."""
+    """The indices of each layer's regions, which follow each other in the rank's layout."""
     spans: dict[str, range] = {}
     for index, region in enumerate(context.hello.layout.regions):
         start = spans[region.layer_name].start if region.layer_name in spans else index

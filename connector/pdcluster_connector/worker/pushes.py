@@ -30,7 +30,7 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.push")
 
 @dataclass(slots=True, eq=False)
 class LivePush:
-    """A push and what its report needs. Times are monotonic seconds."""
+    """A push, and the facts for its trace line. Times are monotonic seconds."""
 
     push: Push
     request_id: RequestId
@@ -49,7 +49,7 @@ class LivePush:
 
     @property
     def is_reportable(self) -> bool:
-        """Whether the push has ended, and, if it is done and was needed, its last forward pass too."""
+        """Whether the push has ended. A push that is done and was needed waits for the end of its last forward pass."""
         is_done = self.push.phase is PushPhase.DONE and not self.push.is_unneeded
         return self.push.is_ended and (not is_done or self.forward_end > 0)
 
@@ -81,15 +81,15 @@ class LivePush:
 
 @dataclass(slots=True)
 class PushBook:
-    """Every push of one lane that has not ended, and those whose report is still due. Lane thread only."""
+    """Every push of one lane that has not ended, or whose trace line is still due. Lane thread only."""
 
     send: Callable[[ToDecode], None]
     on_release: Callable[[RequestId], None]
     on_cut: Callable[[str], None]
-    """A push needs the session closed, for this reason. Called while commands are applied: only note it."""
+    """Called with the reason when a push needs the session closed. It must not wait, nor apply commands itself."""
     trace: Trace
     on_sum_up: Callable[[LivePush], None]
-    """A push is to be summed up. Called while commands are applied: only note it."""
+    """Called when a push is to be summed up. It must not wait, nor apply commands itself."""
     _live: dict[PushKey, LivePush] = field(default_factory=dict)
     _ended: set[PushKey] = field(default_factory=set)
     """Pushes that have ended while vLLM still computes their prompt: they must not begin again."""
@@ -101,7 +101,7 @@ class PushBook:
         return len(self._live)
 
     def get(self, key: PushKey) -> LivePush | None:
-        """The push of ``key``; None: unknown, or reported after its end."""
+        """The push of ``key``; None: there is none, or it has ended and was reported."""
         return self._live.get(key)
 
     def has_ended(self, key: PushKey) -> bool:
@@ -115,7 +115,7 @@ class PushBook:
             live.is_forgotten = True
 
     def add(self, live: LivePush) -> None:
-        """Take a new push in."""
+        """Takes a new push in."""
         self._live[live.push.key] = live
 
     def give_up(self, key: PushKey, reason: str, now: float) -> None:
@@ -150,7 +150,7 @@ class PushBook:
         self.report_if_due(live)
 
     def report_if_due(self, live: LivePush) -> None:
-        """Write the trace line and forget the push, once both it and its forward pass have ended."""
+        """Writes the push's trace line and drops the push, once it is reportable."""
         if live.is_reportable and live.push.key in self._live:
             del self._live[live.push.key]
             if not live.is_forgotten:

@@ -1,8 +1,8 @@
 """The receiver: the worker half of a decode engine, and the one thread of a rank that talks to prefill ranks.
 
 It owns the listening socket, the sessions of the prefill engines and the state of every receive. The forward
-thread hands it what the scheduler announces and takes what came; both sides only touch deques. Time in it is running
-time: what passed while the process was stopped does not count.
+thread hands it the scheduler's announcements and takes its results; both threads only touch deques. The receiver counts
+running time: time while the process was stopped does not count.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _EXPIRE_EVERY_S: Final = 0.02
 """How late a deadline may be acted on."""
 _IDLE_S: Final = 1.0
 MAX_WORK_S: Final = 0.25
-"""The most running time that a turn counts for beyond its wait: in a longer turn the process was stopped. Below a
-lease, so that after a stop the renewals in the socket are heard before the lease can lapse."""
+"""The most running time that is counted for a turn beyond its wait: in a longer turn the process was stopped. The
+bound is below a lease: after a stop, the renewals in the socket are heard before a lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
 _CLOSE_S: Final = 5.0
@@ -96,7 +96,7 @@ class Receiver:
         self._thread.start()
 
     def begin_step(self, step: DecodeStep) -> None:
-        """The requests that were reserved or cancelled in this step, or whose prefill has ended, are known."""
+        """Tells the receiver thread of requests that were reserved or cancelled, and of prefills that have ended."""
         news: tuple[_News, ...] = (*step.expects, *step.ended, *step.cancels)
         if news:
             now = time.monotonic()
@@ -104,7 +104,7 @@ class Receiver:
             self._wakeup.set()
 
     def receipts(self) -> Receipts:
-        """The requests that ended since the last call."""
+        """The requests whose wait ended since the last call."""
         receipts = Receipts()
         while self._results:
             end = self._results.popleft()
@@ -142,7 +142,8 @@ class Receiver:
                     _LOG.exception("receiver failed on one event")
 
     def _enter_device(self) -> None:
-        """Enters the device, or tries again at the next turn. The thread goes on without: no other one ends waits."""
+        """Enters the device, or tries again at the next turn. The thread goes on without it: only this thread ends the
+        waits of requests."""
         if self._has_entered:
             return
         try:
@@ -251,7 +252,7 @@ class Receiver:
                 self._do(self._reception.invited((invite.peer,), session, now=now), now)
 
     def _welcome(self, opened: Opened, now: float) -> None:
-        """A prefill engine's lanes get the session that they have waited for, or the reason why there is none."""
+        """Sends a prefill engine's lanes the session for which they have waited, or the reason why there is none."""
         if opened.session is not None:
             self._do(self._reception.invited(opened.peers, opened.session, now=now), now)
             return

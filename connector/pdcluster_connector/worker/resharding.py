@@ -59,16 +59,16 @@ class StepPush:
 
 
 class Resharding:
-    """A prefill worker's needs of its resharder. Forward thread only; nothing but ``close`` waits.
+    """The calls that a prefill worker makes about resharding. Forward thread only; nothing but ``close`` waits.
 
-    This one reshards nothing: every region leaves straight from its blocks.
+    This class reshards nothing: every region leaves straight from its blocks.
     """
 
     read_step: int = _NEVER
-    """No resharder reads this rank's blocks of this step, or of an earlier one, any more."""
+    """The last step whose blocks on this rank no resharder reads any more, nor those of any earlier step."""
 
     def begin_step(self, step: int, pushes: Sequence[StepPush]) -> None:
-        """The layers that follow complete ``pushes``. Their lanes know the step already."""
+        """The layers that follow complete ``pushes``. The caller has told the lanes of the step already."""
 
     def layer_saved(self, regions: range, event: DeviceEvent) -> None:
         """These regions (indices) are final for this step once ``event`` is complete."""
@@ -77,7 +77,7 @@ class Resharding:
         """Every region of the step was ordered."""
 
     def fence(self) -> threading.Event:
-        """Set when no resharder reads this rank's blocks of the steps so far any more."""
+        """An event that is set once no resharder reads this rank's blocks of the steps so far any more."""
         reached = threading.Event()
         reached.set()
         return reached
@@ -90,8 +90,8 @@ class Resharding:
 class TokenMemory:
     """This rank's token-major KV as tensors, and the TP group that reshards it.
 
-    ``group``: from ``open_reshard_group``; None for TP 1. The caller keeps no reference to it: the group's
-    sockets close with the last one. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
+    ``group``: from ``open_reshard_group``; None for TP 1. The caller keeps no reference to the group: its sockets
+    close with the last reference. ``data``: by region index, uint8 [bytes of the region], borrowed while we run.
     """
 
     group: dist.ProcessGroup | None
@@ -173,7 +173,8 @@ class GroupResharding(Resharding):
                 self.read_step = step
 
     def _hand_out(self, outcome: Resharded, step: _StepParts) -> None:
-        """Posts each part to the lanes of its decode TP rank: one lane for each stage, and one stage has the layer."""
+        """Posts each part to the lanes of its decode TP rank. There is one lane for each stage; only one stage has
+        the layer."""
         group, now = self._group_of[outcome.region], time.monotonic()
         orders: dict[Lane, list[StagedWrite]] = {}
         for part in outcome.parts:
@@ -198,7 +199,7 @@ class GroupResharding(Resharding):
 def plan_item(part: PushSlice, group: int, ours: TokenPages) -> ReshardItem | None:
     """The tokens of one KV group that the slice completes; None: the engines' blocks or pages do not fit each other.
 
-    The lanes refuse such a decode engine at the handshake, so its slice must not spoil the step for the others.
+    The lanes refuse such a decode engine at the handshake; its slice must not spoil the step for other slices.
     """
     piece = part.groups[group]
     block, page = part.target.block_tokens[group], part.target.page_tokens[group]
@@ -223,7 +224,7 @@ def _require_staging(layout: RankLayout, context: ResharderContext) -> None:
     """One round can stage a page of any layer with all heads of the model, as a decode engine of TP 1 wants it.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: It cannot.
     """
     pages: dict[tuple[str, int], int] = {}
     for index, region in context.regions.items():

@@ -1,8 +1,8 @@
 """Where a lane's bytes go: the link of two ranks, and each step's ranges over it.
 
 A region is copied *directly*, from the request's blocks, or it is *staged*: the resharder brings decode's blocks
-together in staging memory, and says for each part where it lies. The link decides once which of the two it is. The link
-also decides which direct copies have small strips; a step gathers those where that saves writes.
+together in staging memory, and says for each part where it lies. The link decides once which of the two it is. The
+route also knows which direct copies have small strips; a step gathers these where that saves writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pdcluster_protocol.side_channel import Hello, RankLayout, Welcome
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A link, and its copies by the index of prefill's region, as ``LayerSaved`` and ``Staged`` name it.
+    """A link, and its copies by the index of prefill's region, by which ``LayerSaved`` and ``Staged`` name the region.
 
     A region has one copy, or, if it is a state that is split anew, one for each of its runs.
     """
@@ -49,7 +49,7 @@ class Route:
     num_blocks: Mapping[int, int]
     """Blocks that decode has in each KV group."""
     shapes_from_blocks: Mapping[int, CopyShape] = field(default_factory=dict)
-    """How a staged region goes straight from its blocks, a write for each token: for a second push."""
+    """For a second push: how a staged region goes straight from its blocks, with a write for each token."""
     small_strips: frozenset[int] = frozenset()
     """Shapes of direct copies whose strips may be gathered."""
 
@@ -58,7 +58,7 @@ class Route:
         return chain.from_iterable(self.direct.values())
 
     def copies_from_blocks(self) -> Iterator[tuple[RegionCopy, CopyShape]]:
-        """Every copy of the link as it is made without staging memory."""
+        """Every copy of the link, with the shape that it has without staging memory."""
         yield from ((copy, self.link.shapes[copy.shape]) for copy in self.direct_copies)
         yield from ((copy, self.shapes_from_blocks[index]) for index, copy in self.staged.items())
 
@@ -67,10 +67,10 @@ class Route:
         return {copy.shape: self.link.shapes[copy.shape] for copy in copies}
 
     def require_fit(self, part: PushSlice) -> None:
-        """The reservation is true of decode's memory. With a wrong one its push would spoil other pushes of the lane.
+        """The reservation is true of decode's memory. A push by a false one would spoil other pushes of the lane.
 
         Raises:
-            ProtocolError: It is not; names both values.
+            ProtocolError: It is not. The message names both values.
         """
         self.require_pages(part.target)
         for shape in self.link.shapes:
@@ -80,7 +80,7 @@ class Route:
         """The reservation is true of decode's block sizes, and of the page sizes of staged regions.
 
         Raises:
-            ProtocolError: It is not; names both values.
+            ProtocolError: It is not. The message names both values.
         """
         for shape in self.link.shapes if target.block_tokens else ():
             if not shape.is_state and (size := target.block_tokens[shape.group]) != shape.target.block_tokens:
@@ -103,7 +103,7 @@ def plan_route(
     """The route from the prefill rank that said ``hello`` to the decode rank that answered ``welcome``.
 
     Raises:
-        Unavailable: Another life of the decode engine answered than the one that reserved.
+        Unavailable: The decode engine has restarted since it reserved.
         ProtocolError: The two ranks hold a layer differently, decode's layout is impossible, or KV must be resharded
             and ``can_reshard`` is False.
     """
@@ -136,12 +136,12 @@ class StepPlan:
     _ranges: dict[LivePush, dict[int, ByteRanges]] = field(default_factory=dict)
     """The ranges of each shape that is copied directly."""
     _gathers: dict[LivePush, dict[int, tuple[StripRun, ...]]] = field(default_factory=dict)
-    """The gathers of each of these shapes whose strips may be gathered."""
+    """The gathers of each shape in ``Route.small_strips``."""
     _pushes: dict[PushKey, LivePush] = field(default_factory=dict)
     _unread: list[LivePush] = field(default_factory=list)
-    """Pushes whose prompt ends with this step: whole once the resharder has read it."""
+    """Pushes whose prompt ends with this step. They are whole once the resharder has read the step's blocks."""
     _rows: dict[tuple[StagedPart, int], ByteRanges] = field(default_factory=dict)
-    """Layers of one shape are staged as the very same parts."""
+    """By staged part and shape. Layers of one shape are staged as the same parts."""
 
     @property
     def staging_pushes(self) -> list[LivePush]:
@@ -169,7 +169,7 @@ class StepPlan:
         return live.push.plan(num_bytes, route.num_layers, is_last=False)
 
     def batches(self, route: Route, order: LayerSaved) -> Iterator[Batch]:
-        """One batch for each region that became final: every push's part of it, fused."""
+        """One batch for each region that became final, with the parts of all pushes."""
         for index in order.regions:
             parts = tuple(part for copy in route.direct.get(index, ()) for part in self._parts(copy, order.at))
             if parts:
@@ -188,7 +188,7 @@ class StepPlan:
         return Batch(None, tuple(parts))
 
     def read(self, route: Route) -> Iterator[tuple[LivePush, SendingCommands]]:
-        """Neither our resharder nor another rank's reads this step's blocks any more.
+        """The commands of the pushes that end with this step. No rank's resharder reads the step's blocks any more.
 
         A push is whole only now: while other ranks may still need heads of ours, it can be given up.
         """
@@ -235,7 +235,7 @@ def _plan(route: Route, part: PushSlice) -> tuple[dict[int, ByteRanges], int]:
 
 
 def _num_blocks(decode: RankLayout) -> dict[int, int]:
-    """The blocks of each KV group, in its region with the fewest."""
+    """The number of blocks of each KV group: that of its region with the fewest."""
     found: dict[int, int] = {}
     for region in decode.regions:
         found[region.group] = min(region.num_blocks, found.get(region.group, region.num_blocks))

@@ -1,9 +1,9 @@
 """Plans the second push of content that arrived wrong, straight from the request's blocks to decode's.
 
 The plan is made from the block tables of the whole prompt, not from the first push's plan: a plan that went wrong is
-not carried out twice. KV that reached decode by staging memory does not go that way again: the ranks of the engine
-would have to reshard it together once more. Instead each rank writes its own heads, token by token. That takes many
-writes, so their number has a bound.
+not carried out twice. KV that reached decode through staging memory does not go through it again: the ranks of the
+engine would have to reshard it together once more. Instead each rank writes its own heads, token by token. That takes
+many writes, so their number has a bound.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import Again
 
 MAX_WRITES: Final = 1 << 15
-"""Most writes of a second push. The lane's other requests wait behind them: 2.5 s with TCP on loopback (75 us each)."""
+"""The most writes of a second push. The lane's other requests wait for them: 2.5 s with loopback TCP (75 us each)."""
 
 
 def plan_again(route: Route, live: LivePush, again: Again, *, now: float) -> tuple[Part, ...]:
-    """The parts of this push that ``again`` names; empty: other ranks push them.
+    """The parts of this push that ``again`` names; empty: only other ranks push such parts.
 
     Raises:
-        ProtocolError: They take too many writes, prefill does not have them any more, or decode lacks a block.
+        ProtocolError: They take too many writes, prefill lacks a block of them, or decode does.
     """
     order, wanted = live.content, frozenset(again.regions)
     assert order is not None, "a push without sums has said done, and is over"
@@ -76,7 +76,7 @@ def _part(live: LivePush, copy: RegionCopy, ranges: ByteRanges, now: float) -> P
 
 
 def _wanted(shape: CopyShape, spans: Sequence[TokenSpan], ranges: Sequence[TokenSpan]) -> list[TokenSpan]:
-    """Whole units that reach into ``ranges``, each once."""
+    """The positions of ``spans`` in all units that reach into ``ranges``, each once."""
     unit = 1 if shape.is_state else shape.unit
     units: list[TokenSpan] = []
     for start, stop in sorted(ranges):

@@ -1,9 +1,9 @@
 """A lane's writes: queued layer by layer, submitted in order, polled until acknowledged.
 
-All requests of a step that go to the same decode rank form one *batch* per layer. A batch leaves when
-its layer's device event is complete, in *submits*: each has as many writes as the transport takes in one
-call, of one request or of several. The number of writes in flight is bounded: Mooncake refuses more than
-its own queue holds, and what is not submitted can still be stopped.
+All requests of a step that go to the same decode rank form one *batch* per region. A batch leaves when
+its layer's device event is complete, in *submits*: each has up to as many writes as the transport takes in
+one call, of one request or of several. The number of writes in flight is bounded: Mooncake refuses more than
+its own queue holds, and a write that is not submitted can still be stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FULL_POLL_EVERY_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Portion:
-    """The portion of one part in one submit."""
+    """The writes of one part in one submit."""
 
     cursor: Cursor
     num_bytes: int
@@ -59,9 +59,9 @@ class WriteQueue:
     device: Device
     session: str
     lost: Container[PushKey]
-    """Pushes whose source vLLM has overwritten; the forward thread adds to it at any time."""
+    """Pushes whose source vLLM overwrites. The forward thread adds to them at any time."""
     gatherer: StripGatherer | None = None
-    """Of the lane; None where parts come without gathers."""
+    """The lane's gatherer; None where parts come without gathers."""
     _batches: deque[Batch] = field(default_factory=deque)
     _cursors: deque[Cursor] = field(default_factory=deque)
     _held: dict[Push, list[Cursor]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class WriteQueue:
 
     @property
     def is_busy(self) -> bool:
-        """Whether polling soon is worthwhile: something that may write is in flight, or waits for an event or space."""
+        """Whether polling soon is worthwhile: a write of a live push is in flight, or a part waits to be submitted."""
         is_writing = bool(self._in_flight) and self._in_flight[0].may_write
         return is_writing or bool(self._batches or self._cursors)
 
@@ -94,13 +94,13 @@ class WriteQueue:
         return min(of_writes, of_layers)
 
     def add(self, batch: Batch) -> None:
-        """Queue one layer."""
+        """Queues one batch."""
         for part in batch.parts:
             self._buffers.add(part)
         self._batches.append(batch)
 
     def has_work_of(self, push: Push) -> bool:
-        """Whether a byte of the request's blocks is queued, held for its grant, or in flight; staged copies are not."""
+        """Whether a write or copy that reads the request's blocks is queued, held for its grant, or in flight."""
         queued = (part for batch in self._batches for part in batch.parts if part.buffer is None)
         in_flight = (portion.cursor for flight in self._in_flight for portion in flight.portions)
         submitted = (cursor.part for cursor in (*self._cursors, *in_flight) if cursor.reads_blocks)
@@ -108,11 +108,11 @@ class WriteQueue:
         return any(part.push is push for part in chain(queued, submitted, held))
 
     def staged_since(self, since: float) -> list[Push]:
-        """Pushes that hold staging memory since ``since`` (monotonic seconds) or longer."""
+        """Pushes that have held resharded KV in staging memory since ``since`` (monotonic seconds) or longer."""
         return self._buffers.held_since(since)
 
     def close(self) -> None:
-        """The session is closed: nothing of ours is read any more, and nothing will be written."""
+        """Releases all staging buffers. The session is closed: nothing of ours is read or written by it any more."""
         self._buffers.release_all()
 
     def granted(self, push: Push) -> None:
@@ -134,7 +134,7 @@ class WriteQueue:
                 self._drop(cursor)
 
     def advance(self, *, now: float) -> Iterator[tuple[Push, SendingCommands]]:
-        """Polls writes in flight and submits those that may leave; yields the commands of each push."""
+        """Polls the writes in flight, and submits queued ones that may leave. Yields the commands of each push."""
         num_in_flight = len(self._in_flight)
         yield from self._poll(now)
         self._pace.looked(num_in_flight - len(self._in_flight), now=now)
@@ -249,7 +249,7 @@ class WriteQueue:
             if status is WriteStatus.DONE:
                 yield portion.push, self._written(portion, now)
             else:
-                # It may still read: its part counts as unended until the session is closed.
+                # The failed submit may still read: its parts count as unended until the session is closed.
                 reason = f"a submit with {portion.num_bytes} bytes of it failed"
                 yield portion.push, portion.push.write_failed(reason, now=now)
 
@@ -258,7 +258,7 @@ class WriteQueue:
         portion.cursor.unended -= 1
         self._buffers.release_if_over(portion.cursor)
         if push.key in self.lost:
-            # Looked at after the status: what was acknowledged before the overwrite was read before it.
+            # ``lost`` is read after the status: a write acknowledged before the overwrite had also read before it.
             return (
                 *push.give_up("prefill preempted the request while its blocks were being read", now=now),
                 *push.written(portion.num_bytes),

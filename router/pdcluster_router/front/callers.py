@@ -1,5 +1,5 @@
-"""Bounds the connections to the internal port, and the bytes that they hold. Engines, probes, monitoring and the operator
-are the callers.
+"""Bounds the connections to the internal port, and the bytes that they hold. The callers are engines, probes,
+monitoring and the operator.
 
     within max_internal_connections    served
     above                              as many are closed, and a few more; core/clients/crowd.py says which
@@ -24,7 +24,7 @@ CLIENTS_PER_SPARE: Final = 4
 MIN_SPARE: Final = 16
 """A kubelet, a Prometheus or two, the operator and a person with a terminal, each with several connections."""
 EXTRA_SHARE: Final = 32
-"""One in so many is closed in advance, so that not each connection of a crowd costs a look at all others (1 us each)."""
+"""One in so many is closed in advance: not each connection of a crowd shall cost a look at all others (1 us each)."""
 
 
 class Caller(Abortable, Protocol):
@@ -54,7 +54,7 @@ class Callers:
         return len(self._open)
 
     def opened(self, caller: Caller, address: str) -> bool:
-        """Counts ``caller``. Returns True, for each is served. Call ``closed`` at its end; a second call does nothing."""
+        """Counts ``caller``. Returns True: each is served. Call ``closed`` at its end; a second call does nothing."""
         if len(self._open) >= self._max_connections:
             self._make_places(len(self._open) - self._max_connections + 1)
         self._open[caller] = CallerRoom(self._calls, address)

@@ -37,11 +37,11 @@ TIMEOUT_S: Final = 30.0
 
 
 async def pass_on(router: Router, request: Request) -> Fetched:
-    """The answer, whatever its status, of a decode engine with little to do. The body counts in the router's room.
+    """A decode engine's answer, of any status. The body of ``request`` counts in the router's room.
 
     Raises:
-        RefusedRequest: The router drains, the body is too large, there is no room for it, no engine serves its model, or
-            no decode engine answers.
+        RefusedRequest: The router drains, the body is too large, there is no room for it, no engine serves its
+            model, or no decode engine answers.
     """
     if router.is_draining:
         raise RefusedRequest(draining())

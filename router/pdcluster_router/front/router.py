@@ -186,7 +186,7 @@ class Router:
         return cycle
 
     def admit(self, cycle: HotCycle) -> ApiError | None:
-        """Checks the key of a client's hot request whose head is read. Returns the error; None: read the body."""
+        """Checks the key of a client's hot request. Returns the error; None: the body may be read."""
         cycle.on_refused = self._on_refused
         if self.access.keys is None:
             return None

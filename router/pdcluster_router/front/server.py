@@ -75,7 +75,7 @@ class RouterServer(uvicorn.Server):
         await self.startup(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """The first signal drains, another one ends the wait. uvicorn would raise it again; we end with status 0."""
+        """The first signal drains, another one ends the wait. uvicorn would raise it again; we end with 0."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -161,7 +161,7 @@ class RouterServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handles uvicorn's signals and SIGHUP, which reads keys and certificates anew, or ends a router without any."""
+        """Handles uvicorn's signals, and SIGHUP: it reads keys and certificates anew, or ends a router without any."""
         if not _reads_files(self._settings):
             with super().capture_signals():
                 yield

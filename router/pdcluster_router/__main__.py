@@ -46,8 +46,8 @@ def parse_settings(
 
 
 def _told_by_pod(given: Mapping[str, object], environ: Mapping[str, str], service_account: Path) -> dict[str, object]:
-    """What Kubernetes gives this pod; nothing unless it is how engines are discovered. If the user names an API server,
-    only the namespace: the pod's credentials are for the pod's own API server.
+    """The settings that Kubernetes gives this pod; none without discovery by Kubernetes. A user who names an API server
+    gets only the namespace, because the pod's credentials are for the pod's own API server.
     """
     if given.get("discovery") != Discovery.KUBERNETES.value:
         return {}

@@ -202,7 +202,7 @@ async def verify_pair(request: Request) -> Response:
 
 
 async def read_models(request: Request) -> Response:
-    """The list of a decode engine; one list of all models, if decode engines serve different ones."""
+    """The list of a decode engine; or one list of all models, if the engines' lists differ."""
     line = _router(request).access.line_for_engines(request.headers.raw)
     try:
         answer = await _router(request).models.read(line)

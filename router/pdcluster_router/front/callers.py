@@ -2,8 +2,8 @@
 monitoring and the operator.
 
     within max_internal_connections    served
-    above                              as many are closed, and a few more; core/clients/crowd.py says which
-    no room for the bytes of a call    calls of addresses that hold far more are closed; else the call is refused
+    above                              as many of those in no use are closed, and a few more: core/clients/crowd.py
+    no room for the bytes of a call    connections of addresses that hold far more are closed; else a refusal
 
 A new connection is never refused, for it may be an engine's. Each request of a client may hold one call of decode's;
 the spare places are for all other callers. So some connections are not in use even when each client waits for prefill.
@@ -24,7 +24,7 @@ CLIENTS_PER_SPARE: Final = 4
 MIN_SPARE: Final = 16
 """A kubelet, a Prometheus or two, the operator and a person with a terminal, each with several connections."""
 EXTRA_SHARE: Final = 32
-"""One in so many is closed in advance: not each connection of a crowd shall cost a look at all others (1 us each)."""
+"""One in so many is closed in advance. Else each connection of a crowd would cost a look at all others, 1 us each."""
 
 
 class Caller(Abortable, Protocol):

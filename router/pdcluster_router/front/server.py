@@ -75,7 +75,7 @@ class RouterServer(uvicorn.Server):
         await self.startup(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """The first signal drains, another one ends the wait. uvicorn would raise it again; we end with 0."""
+        """The first signal drains, another one ends the wait. uvicorn would then raise it; we exit with 0."""
         self.force_exit = self.should_exit
         self.should_exit = True
 

@@ -70,7 +70,7 @@ class RouterProtocol(ReadingProtocol):
         self._is_held = False  # Nothing is read until the next answer is over: the client sends too far ahead.
         self._is_guest = False
         self._is_ending = False
-        self._is_clogged = False  # The next answer waits until the client has taken some of those before it.
+        self._is_clogged = False  # The next answer waits until the client has taken some of the earlier ones.
         self._take_timer: asyncio.TimerHandle | None = None
 
     # What the event loop says.

@@ -81,7 +81,7 @@ class Exchange:
         self._send_to_decode()
 
     def break_off(self) -> None:
-        """Ends the request after a bug of ours, whose error the client has: gives all back, and writes the record."""
+        """Ends the request after a bug of ours: gives all back, and writes the record. Its client has the error already."""
         self._share.move(None)
         self._close()
 
@@ -371,7 +371,7 @@ class Exchange:
         self.record.write()
         self.calls.close()
         self._relay.close()
-        # They refer to us. To find such cycles took Python's garbage collector a tenth of the time of a request.
+        # Both refer to us. To find such cycles took Python's garbage collector a tenth of the time of a request.
         del self._relay, self._attempts
 
     def _forget_body(self) -> None:

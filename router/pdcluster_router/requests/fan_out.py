@@ -286,7 +286,7 @@ class FanOut:
         self._services.divided.discard(self._record)
         self._record.write()
         self._places.give_back(len(self._parts))
-        self._parts.clear()  # They refer to us.
+        self._parts.clear()  # The parts refer to us.
 
 
 def _api_of(services: Services) -> ClientApi:

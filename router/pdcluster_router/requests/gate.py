@@ -59,7 +59,7 @@ class Gate:
 
     def leave(self, waiting: _Waiting) -> None:
         """The client of a request in the queue has left, or the request is a part that was withdrawn."""
-        if waiting.admission.leave(waiting):  # Else it has just left with another part, and its wait is counted there.
+        if waiting.admission.leave(waiting):  # Else ``_admit``, ``_expire`` or ``drain`` counts the wait.
             self._waited(waiting, self._services.now())
         self._services.make_room()  # A request behind it may fit into the room.
         if waiting.cycle.is_withdrawn:
@@ -157,7 +157,7 @@ class Gate:
             self._turn_away(waiting, FailureKind.QUEUE_TIMEOUT, queue_timeout(retry_after_s))
 
     def _has_no_place(self, waiting: _Waiting, now: float) -> None:
-        """Refuses a request that got no place, or lost it to another key's. It does not count in its key's rates."""
+        """Refuses a request that got no place, or lost it to another key's. Its key's rates do not count it."""
         if waiting.cycle.slot is not None:
             waiting.cycle.slot.give_back(now)
         retry_after_s = waiting.admission.retry_after_s(now=now)
@@ -199,7 +199,7 @@ class _Waiting:
         """The number of the queue's next turn when the request came; None: it has got no place."""
 
     def until(self, turn: int) -> ClientRequest:
-        """The request with the turns of others that came, while it waited, before ``turn``."""
+        """The request, with the turns that others had before ``turn`` while it waited."""
         if self.first_turn is None:
             return self.request
         return replace(self.request, turns_ahead=(self.request.prefill_role, self.first_turn, turn))

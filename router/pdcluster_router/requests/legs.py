@@ -122,7 +122,7 @@ class DecodeLeg:
         """The engine answered an error that goes to the client."""
         self.responded()
         if self.engine is not None and status in _UNKNOWN:
-            self.engine.weigh_down(self._num_tokens)  # Else, without load, it would get most requests.
+            self.engine.weigh_down(self._num_tokens)  # Else this idle engine would get most requests.
 
     def succeeded(self) -> None:
         """The answer is whole."""
@@ -136,7 +136,7 @@ class DecodeLeg:
             self._suspects.failed(self.engine, self._era, self._num_tokens, blame)
 
     def why_gone(self, quiet_since: float) -> str:
-        """Why no answer will come; empty: one may come. ``quiet_since``: of the last byte, monotonic seconds."""
+        """Why no answer will come; empty: one may come. ``quiet_since``: when the last byte came, monotonic seconds."""
         return _why_gone(self.engine, quiet_since, self.request.timeouts) if self.engine is not None else ""
 
     def may_send_again(self, lost: ResponseLost) -> bool:

@@ -147,7 +147,7 @@ class Relay:
         self._call = call
 
     def fail(self, error: ApiError) -> None:
-        """Tells the client ``error``: as the answer or, if that has begun, by a cut. In a stream an event comes before."""
+        """Tells the client ``error``: as the answer; if that has begun, by a cut, in a stream after an error event."""
         if self._state is _OVER or self._cycle.response_complete:
             return
         is_stream = self._state is _RELAYING and self._is_event_stream

@@ -189,7 +189,7 @@ async def read_status_page(_request: Request) -> Response:
 
 
 async def read_requests(request: Request) -> Response:
-    """What this router remembers of a request: its steps and their times, how it ended, and why."""
+    """A request as this router remembers it: its steps and their times, how it ended, and why."""
     return Response(answer_about(_router(request), request.query_params.get("id", "")), media_type=_JSON)
 
 

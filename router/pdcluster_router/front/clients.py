@@ -42,7 +42,7 @@ class Clients:
         self._silent: dict[Abortable, None] = {}
         """Guests that have sent no request, the oldest first."""
         self._speaking: set[Abortable] = set()
-        """Guests that have sent one."""
+        """Guests that have sent a request."""
 
     @property
     def num_open(self) -> int:
@@ -59,7 +59,7 @@ class Clients:
         return False
 
     def may_stay(self, guest: Abortable) -> bool:
-        """Whether ``guest``, which has sent a head, is no guest any more, because other clients have left."""
+        """Ends the limits of a guest that has sent a head, if other clients have left. Returns whether it does."""
         self._silent.pop(guest, None)
         if self._has_place():
             self._speaking.discard(guest)

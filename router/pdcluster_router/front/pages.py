@@ -69,7 +69,7 @@ class Page:
         self._has_left = self._has_left or (message["type"] == "http.disconnect" and not self._is_over)
 
     def named(self, message: Message) -> Message:
-        """``message`` for the client, the first one with the request's id. Its status and its bytes are noted."""
+        """``message`` for the client; the first one names the request's id. Notes status and bytes for the log."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             return {**message, "headers": [*message.get("headers", ()), (ID_HEADER, self.request_id)]}

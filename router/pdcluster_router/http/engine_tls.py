@@ -1,4 +1,4 @@
-"""The TLS handshake with an engine up to its end, the agreement, and why it fails. ``records.py`` does the rest.
+"""The TLS handshake with an engine, and why it fails. A whole handshake is an agreement. ``records.py`` does the rest.
 
     made --hello, its certificate, ours--> agreed: the connection of the pool has it
        +--another protocol, a certificate that is refused, a refusal, hung up, too slow: no byte of a request is sent

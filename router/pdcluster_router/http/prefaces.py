@@ -1,6 +1,6 @@
 """A connection of the client port until its PROXY header is whole, which tells the client's address.
 
-    no trusted peer --> closed
+    no trusted peer --> reported, closed
     WAITING --a whole header--> handed over to the protocol above, with what came behind it
        +--no header, too long, too slow, left--> reported once if a byte has come, closed
 

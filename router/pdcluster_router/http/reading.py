@@ -10,7 +10,7 @@ This file makes up for three properties of httptools:
 Bytes that come while reading is paused (``flow.read_paused``) stay unparsed in ``_rest``: a row of short requests takes
 ten times as much memory once it is parsed.
 
-A subclass of uvicorn 0.54's ``HttpToolsProtocol``. A subclass handles whole heads, bodies and whole messages.
+A subclass of uvicorn 0.54's ``HttpToolsProtocol``. Its own subclass handles whole heads, bodies and whole messages.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class ReadingProtocol(PausingProtocol):
         return bytes(rest[:num_bytes])
 
     def _hold_rest(self) -> None:
-        """Counts the bytes that wait in the room. Refuses the client if there is no room."""
+        """Takes room for the bytes that wait. Refuses the client if there is none."""
         if self._rest is None:
             self.unread.release()
         elif self.unread.hold(len(self._rest)):

@@ -1,4 +1,4 @@
-"""The TLS handshake of a client's connection up to its end, the agreement. ``records.py`` does the rest.
+"""The TLS handshake of a client's connection. A whole handshake is an agreement. ``records.py`` does the rest.
 
 The connection counts as a client's from its beginning. If there is no agreement, the reason is reported once.
 ``front/certificates.py`` decides which certificate is shown.

@@ -81,7 +81,7 @@ class Exchange:
         self._send_to_decode()
 
     def break_off(self) -> None:
-        """Ends the request after a bug of ours: gives all back, and writes the record. Its client has the error already."""
+        """Ends the request after a bug of ours: gives all back, and writes the record. The client has an answer."""
         self._share.move(None)
         self._close()
 

@@ -314,7 +314,7 @@ class PrefillLeg:
         self._began_at = engine.load.placed_at
 
     def send(self, path: bytes, headers: bytes, body: Parts) -> None:
-        """The call is on its way."""
+        """Sends the call."""
         self._path, self._headers, self._body = path, headers, body
         self._post()
 

@@ -144,8 +144,8 @@ class PartsRecord:
         )
 
     def slowest_part(self) -> KeptRow | None:
-        """The row of the unanswered part that is furthest behind: first come parts without a first byte, then the part
-        whose last step is the longest ago. None: the request has ended, or each part has its answer.
+        """The row of the unanswered part that is furthest behind. A part without a first byte is behind all others; of
+        equals, the part whose last step is the longest ago. None: the request has ended, or no part is unanswered.
         """
         if self._ended_at is not None:
             return None

@@ -1,1 +1,1 @@
-"""The router: one OpenAI endpoint in front of prefill and decode engines. ``core`` decides, the rest does."""
+"""The router: one OpenAI endpoint in front of prefill and decode engines. ``core`` decides, the other folders act."""

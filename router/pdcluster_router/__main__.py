@@ -1,4 +1,4 @@
-"""``python -m pdcluster_router`` and ``pdcluster router``: flags in, settings checked, the server runs."""
+"""``python -m pdcluster_router`` and ``pdcluster router``: read the flags, check the settings, run the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pdcluster_router.settings import FLAGS, Discovery, Settings, build_settings
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until stopped. Returns the process's exit status: 0 after a signal, 2 when the settings cannot work."""
+    """Serve until stopped. Returns the exit status: 0, 130 after Ctrl-C before the server runs, 2 on a ConfigError."""
     try:
         settings = parse_settings(argv, os.environ)
         start_logging(settings.log_format)
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"pdcluster router: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # Before the server was there to take it.
+    except KeyboardInterrupt:  # Ctrl-C before the server handled signals.
         return 130
     return 0
 
@@ -34,9 +34,9 @@ def main(argv: Sequence[str]) -> int:
 def parse_settings(
     argv: Sequence[str], environ: Mapping[str, str] = MappingProxyType({}), service_account: Path = SERVICE_ACCOUNT
 ) -> Settings:
-    """Settings from the command line, and from what Kubernetes tells its pods.
+    """Settings from the command line, from environment variables, and from what Kubernetes gives a pod.
 
-    Ends the process on a flag that does not exist, as argparse does.
+    argparse ends the process if a flag does not exist.
 
     Raises:
         ConfigError: A value cannot work.
@@ -46,7 +46,9 @@ def parse_settings(
 
 
 def _told_by_pod(given: Mapping[str, object], environ: Mapping[str, str], service_account: Path) -> dict[str, object]:
-    """A user who names an API server gets none of the pod's credentials: they are for the pod's own server."""
+    """The settings that Kubernetes gives this pod; none without discovery by Kubernetes. A user who names an API server
+    gets only the namespace, because the pod's credentials are for the pod's own API server.
+    """
     if given.get("discovery") != Discovery.KUBERNETES.value:
         return {}
     told = read_pod(environ, service_account).as_settings()

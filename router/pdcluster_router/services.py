@@ -54,7 +54,7 @@ class Recorded(Protocol):
 
     @property
     def names(self) -> tuple[str, str]:
-        """Its request id and its transfer id."""
+        """The request's id and its transfer id."""
         ...
 
     def row(self) -> KeptRow:
@@ -66,36 +66,36 @@ class Divided(Recorded, Protocol):
     """The record of a request that is served in parts."""
 
     def slowest_part(self) -> KeptRow | None:
-        """The row of the part that the request waits for most; None: it waits for none."""
+        """The row of the part that delays the request most; None: the request waits for no part."""
         ...
 
 
 class Running(Protocol):
-    """A request that has not ended, as calls to the metaserver and the router's shutdown need it.
+    """A request that has not ended: the interface for calls to the metaserver and for the router's shutdown.
 
-    Its one implementer, ``Exchange``, lies in a room further out, which this one may not import.
+    ``Exchange`` is the only implementation. This file may not import it, for imports point inwards.
     """
 
     @property
     def record(self) -> Recorded:
-        """Its record so far."""
+        """The record of the request so far."""
         ...
 
     def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
-        """The outcome if it is known or the reservation is refused; None: ``cycle`` waits for it."""
+        """The outcome, if it is known or the reservation is refused. None: ``cycle`` gets the outcome later."""
         ...
 
     def prefills_locally(self, said: LocalPrefill) -> None:
-        """Decode computes what it lacks of the prompt: no prefill is wanted."""
+        """The decode engine computes the missing tokens itself: the request needs no prefill engine."""
         ...
 
     def stop(self, error: ApiError) -> None:
-        """End it now; its client gets ``error``."""
+        """Ends the request now; its client gets ``error``."""
         ...
 
 
 class Services:
-    """Shared by all requests of one router. Event loop only; ``close`` ends what it started."""
+    """Shared by all requests of one router. Event loop only; call ``close`` at the end."""
 
     def __init__(self, settings: Settings, secret: Secret) -> None:
         limits = PoolLimits(settings.max_engine_connections, settings.connect_timeout_s, settings.engine_idle_s)
@@ -110,16 +110,16 @@ class Services:
         """The running requests by transfer id, for calls to the metaserver."""
         self.running: set[Running] = set()
         self.divided: set[Divided] = set()
-        """The running requests of clients that are served in parts. Their parts are in ``running``."""
+        """The records of running requests that are served in parts. The parts are in ``running``."""
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
-        """By the role that prefills. The gate owns the requests in their queues."""
+        """By the role of the engines that compute the prompt. The gate owns the requests in the queues."""
         self._room_listeners: list[Callable[[], None]] = []
         self._is_room_told = False
         self._metaserver_url = settings.metaserver_url
         self._loop = asyncio.get_running_loop()
         self.handshakes = Handshakes(self._loop.call_soon)
-        """The handshakes of all ports and engines with TLS."""
+        """The TLS handshakes on all ports and with all engines."""
         self.trust = EngineTrust(settings, self.handshakes, self.failures)
         self._pool_listeners: list[Callable[[], None]] = []
         self.roster = Roster(
@@ -154,11 +154,11 @@ class Services:
         return self.roster.all_engines()
 
     def new_transfer_id(self) -> TransferId:
-        """A random id: never given before, and not to be guessed."""
+        """A random id of 128 bits: unique, and impossible to guess."""
         return TransferId(os.urandom(16).hex())
 
     def decode_params(self, pairing: Pairing, *, wants_receipt: bool) -> DecodeParams | bytes:
-        """Decode's parameters."""
+        """The transfer parameters for the decode engine."""
         params = DecodeParams(
             metaserver=self._metaserver_url,
             transfer_id=pairing.transfer_id,
@@ -169,7 +169,7 @@ class Services:
         return self.dialect.decode_params(params)
 
     def prefill_params(self, reservation: Posted, attempt: Attempt, deadline: float) -> Reservation | bytes:
-        """Prefill's parameters for ``attempt``. ``deadline``: the transfer's, monotonic seconds."""
+        """The transfer parameters for the prefill engine of ``attempt``. ``deadline``: monotonic seconds."""
         return self.dialect.prefill_params(reservation, attempt, self._left_ms(deadline))
 
     @property
@@ -178,7 +178,7 @@ class Services:
         return sum(admission.num_queued for admission in self.admissions.values())
 
     def give_back(self, role: Role, share: int) -> None:
-        """``share`` of that role's backlog is free again (below 0: is taken); waiting requests may enter soon."""
+        """Frees ``share`` tokens of that role's backlog (below 0: takes them). Waiting requests may enter soon."""
         if self.admissions[role].give_back(share):
             self.make_room()
 
@@ -189,14 +189,14 @@ class Services:
             self._loop.call_soon(self._tell_room)
 
     now: Final = staticmethod(time.monotonic)
-    """Monotonic seconds. Not the loop's own time: uvloop's has steps of a millisecond. It is the bare function, because
-    a request calls it up to 20 times."""
+    """Monotonic seconds. Not the loop's time: uvloop's clock has steps of a millisecond. This is the bare function,
+    because each request calls it up to 20 times."""
 
     unix_now: Final = staticmethod(time.time)
     """Seconds since 1970."""
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-        """Calls ``callback`` in ``delay_s`` seconds, or a little before: it must look at the clock. Below 0 is as 0."""
+        """Calls ``callback`` in ``delay_s`` seconds (below 0: 0), or slightly earlier: it must check the clock."""
         return self._loop.call_later(max(0.0, delay_s), callback)
 
     async def close(self) -> None:
@@ -212,7 +212,7 @@ class Services:
         return max(1, int((deadline - self.now()) * 1000))
 
     def _pool_changed(self) -> None:
-        """The backlogs' limits and the terms of models follow the engines that can be used."""
+        """Adapts the backlogs' limits and the models' terms to the usable engines, and tells the listeners."""
         self.model_terms.forget()
         self.admissions[Role.PREFILL].set_engines(len(usable_prefills(self.all_engines())))
         self.admissions[Role.DECODE].set_engines(self.roster.num_usable_decodes)
@@ -241,7 +241,7 @@ def _retries_in(settings: Settings) -> Retries:
 
 
 def _named_in(settings: Settings) -> list[Member]:
-    """Engines that are named at start: one revision for all of them."""
+    """The engines that the flags name: all have the same revision."""
     prefills = [Member(url, Role.PREFILL) for url in settings.prefill_urls]
     return prefills + [Member(url, Role.DECODE) for url in settings.decode_urls]
 

@@ -1,1 +1,1 @@
-"""The side of the router that clients meet: sockets, HTTP, the two applications, keys, and the hot paths."""
+"""The ports of the router: sockets, HTTP, the two applications, keys, and the hot paths."""

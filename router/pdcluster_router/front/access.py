@@ -1,10 +1,10 @@
-"""Checks clients' keys on the client port and what each may still ask for, and chooses the key that engines are shown.
+"""Checks clients' API keys and their limits on the client port, and chooses the key that engines get.
 
-    client keys?  no:  the client's Authorization and x-api-key go to the engines as they are: theirs to judge
-                  yes: it ends here; engines are shown the router's own VLLM_API_KEY, or none
+    client keys?  no:  engines get the client's Authorization and x-api-key unchanged, and check them
+                  yes: the client's key stays here; engines get the router's own VLLM_API_KEY, or none
 
 The file of keys is read anew when it changes (``files/watch.py``). A file that cannot be used is logged once, and
-changes nothing: the keys stay.
+the old keys stay.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FLAG: Final = "--api-key-file"
 
 
 class Access:
-    """One per router. Event loop only."""
+    """The API keys of one router's clients, and their uses. Event loop only."""
 
     def __init__(self, settings: Settings) -> None:
         """Raises: ConfigError: The file of keys cannot be used."""
@@ -49,17 +49,17 @@ class Access:
         )
         """None: there is no file."""
         self.keys = read_keys(self._path) if self._path else None
-        """The keys of now, another object when they have changed; None: clients need no key."""
+        """The current keys, a new object after each change; None: clients need no key."""
         self.uses = KeyUses(self.keys.limits if self.keys else {})
         """The uses of the keys that have limits."""
         self.on_change: Callable[[], None] = _does_nothing
         """Called when the keys have changed."""
         key = settings.engine_api_key
         self.engine_line = f"authorization: Bearer {key}\r\n".encode() if key else b""
-        """A whole header line for requests that the router makes of its own; empty when engines want no key."""
+        """The header line with the router's own key for engines; empty: the router has none."""
 
     def admit(self, headers: Headers) -> str | ApiError:
-        """The name of the key that the client has shown, empty where it needs none; or the error that it gets."""
+        """The name of the client's key, empty if clients need none; or the error for the client."""
         if self.keys is None:
             return ""
         key = key_in(headers)
@@ -69,8 +69,8 @@ class Access:
         return wrong_key() if name is None else name
 
     def enter(self, client: str, num_tokens: int, now: float) -> KeySlot | ApiError | None:
-        """A request of the key ``client`` begins. Returns its slot, whose ``leave`` ends the request; the error of a
-        request that is over a limit; or None: the key has no limits.
+        """Counts a new request of the key named ``client``. Returns its slot, whose ``leave`` ends the request; the
+        error, if the request is over a limit; or None, if the key has no limits.
         """
         use = self.uses.of(client)
         if use is None:
@@ -79,26 +79,26 @@ class Access:
         return KeySlot(use, num_tokens, now) if refusal is None else _error_of(client, refusal)
 
     def lines_for(self, client: str, now: float) -> bytes:
-        """Header lines for a request of this key that was turned away; empty: it has no rate."""
+        """Header lines with the rates of this key, for the answer to a refused request; empty: the key has no rates."""
         use = self.uses.of(client)
         return b"" if use is None else rate_lines(use, now)
 
     def names(self) -> frozenset[str]:
-        """The names of all keys; one empty name where clients need none."""
+        """The names of all keys; only an empty name if clients need no key."""
         return frozenset(("",) if self.keys is None else self.keys.names)
 
     def flow_of(self, client: str) -> KeyFlow:
-        """The flow of a request that has to wait. ``client``: the name of its key; empty where it needs none."""
+        """The flow of a request that has to wait. ``client``: its key's name; empty if clients need none."""
         return NO_KEY if self.keys is None else self.keys.flow_of(client)
 
     def line_for_engines(self, headers: Headers) -> bytes:
-        """The lines with a key that go to the engines with a request of this client; may be empty."""
+        """The header lines with a key that engines get with this client's request; may be empty."""
         if self.keys is not None:
             return self.engine_line
         return b"".join([b"%b: %b\r\n" % header for header in headers if header[0] in KEY_HEADERS])
 
     def _read(self) -> None:
-        """Takes the keys of the file as it is now. Raises: ConfigError: The keys stay as they are."""
+        """Reads the file of keys anew. Raises: ConfigError: The file cannot be used; the old keys stay."""
         assert self._path is not None
         self.keys = read_keys(self._path)
         self.uses.follow(self.keys.limits)
@@ -107,7 +107,7 @@ class Access:
 
 
 def _does_nothing() -> None:
-    """No request waits yet."""
+    """The first ``on_change``: no request waits yet."""
 
 
 def _error_of(client: str, refusal: OverLimit) -> ApiError:
@@ -125,7 +125,7 @@ def read_keys(path: Path) -> ApiKeys:
     """The keys in this file.
 
     Raises:
-        ConfigError: It cannot be read, or its content cannot be used.
+        ConfigError: The file cannot be read, or its content cannot be used.
     """
     raw = read_file(path, _FLAG)
     try:

@@ -1,10 +1,11 @@
-"""Everything that is not hot: one FastAPI application behind each port, errors in the shape of the path's API.
+"""All paths that are not hot: one FastAPI application for each port. Errors have the shape of the path's API.
 
-    client port     /v1/...  /health  /docs  /openapi.json                        keys, where there are any, for /v1/...
+    client port     /v1/...  /tokenize  /detokenize  /version      for clients, with a key if the router has keys
+                    /health  /docs  /openapi.json                  for probes and browsers, without a key
     internal port   /v1/metaserver  /metrics  /pdcluster/...  /status  /  /health  /docs   engines, operator, monitoring
 
-The hot paths never reach these applications (``RouterProtocol`` answers them); they appear here only
-for the methods that they do not take.
+A POST to a hot path never reaches these applications: ``RouterProtocol`` answers it. These applications refuse the
+other methods of the hot paths.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ from pdcluster_router.telemetry.metrics import CONTENT_TYPE
 logger = logging.getLogger(__name__)
 
 START_S: Final = 5.0
-"""The most that the first look at the pool may take: less than a kubelet waits before it starts a pod anew."""
+"""The most that the first look at the pool may take. A kubelet waits longer before it restarts a container."""
 _JSON = "application/json"
 _NO_PAGES: Final[dict[str, Any]] = {"docs_url": None, "redoc_url": None}
-"""FastAPI's own load scripts from elsewhere."""
+"""No pages of FastAPI's own: they load scripts from a public network."""
 _RESPONSES = ("/v1/responses", "/v1/responses/{rest:path}")
 _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -71,7 +72,7 @@ class TwoPorts:
     """The ASGI application of both ports: each request is served by the application of its port."""
 
     def __init__(self, client: FastAPI, internal: FastAPI, internal_port: int | None) -> None:
-        """The lifespan of ``client`` serves both."""
+        """``client``: its lifespan serves both ports."""
         self._client = LoggedPages(client)
         self._internal = internal
         self._internal_port = internal_port
@@ -82,7 +83,7 @@ class TwoPorts:
 
 
 def build_app(settings: Settings, secret: Secret) -> TwoPorts:
-    """The application of both ports, which are bound by now. Its lifespan makes the router, for the protocol too."""
+    """The application of both ports, which are bound already. Its lifespan makes the router, also for the protocol."""
     return TwoPorts(_client_app(settings, secret), _internal_app(), settings.internal_port)
 
 
@@ -135,7 +136,7 @@ _FOR_CLIENTS = (
 )
 _FOR_THE_CLUSTER = "For engines, the operator and monitoring. Clients have a port of their own."
 _WITHOUT_KEY = frozenset({"/health", DOCS_PATH, "/openapi.json"})
-"""Paths for probes and browsers: they say nothing of the pool but whether it is well."""
+"""Paths for probes and browsers: they tell of the pool only whether it is ready."""
 
 
 async def _require_key(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -148,7 +149,7 @@ async def _require_key(request: Request, call_next: Callable[[Request], Awaitabl
 
 
 async def read_overview(request: Request) -> dict[str, object]:
-    """This router's name and version, and the engines that it knows."""
+    """The engines that this router knows, and the number of requests that run."""
     router = _router(request)
     engines = [
         {"name": engine.name, "role": engine.role.value, "url": engine.url, "healthy": engine.is_healthy}
@@ -158,7 +159,7 @@ async def read_overview(request: Request) -> dict[str, object]:
 
 
 async def read_health(request: Request) -> Response:
-    """200 when a prefill and a decode engine of one revision are well; otherwise 503 and who is missing."""
+    """200 when a prefill and a decode engine of one revision are healthy; otherwise 503 and which engine is missing."""
     router = _router(request)
     if router.is_draining:
         return _error(request, draining())
@@ -188,7 +189,7 @@ async def read_status_page(_request: Request) -> Response:
 
 
 async def read_requests(request: Request) -> Response:
-    """A request as this router remembers it: when it was where, how it ended, and why."""
+    """A request as this router remembers it: its steps and their times, how it ended, and why."""
     return Response(answer_about(_router(request), request.query_params.get("id", "")), media_type=_JSON)
 
 
@@ -201,7 +202,7 @@ async def verify_pair(request: Request) -> Response:
 
 
 async def read_models(request: Request) -> Response:
-    """A decode engine's own list."""
+    """The list of a decode engine; or one list of all models, if the engines' lists differ."""
     line = _router(request).access.line_for_engines(request.headers.raw)
     try:
         answer = await _router(request).models.read(line)
@@ -220,7 +221,7 @@ async def ask_an_engine(request: Request) -> Response:
 
 
 async def refuse_responses(request: Request) -> Response:
-    """OpenAI's Responses API: decision 0026 says why."""
+    """Refuses OpenAI's Responses API; decision 0026 says why."""
     return _error(request, responses_not_served())
 
 
@@ -248,7 +249,7 @@ def _lifespan(
 
 @asynccontextmanager
 async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[None]:
-    """Engines, their EndpointSlices, and the files of keys and certificates are watched until the end."""
+    """Watches engines, their EndpointSlices, and the files of keys and certificates until the context ends."""
     services = router.services
     probes = Probes(tasks, services.roster, services.settings, router.access.engine_line)
     services.on_pool_change(probes.follow)
@@ -264,8 +265,8 @@ async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[N
 
 
 async def _first_look(services: Services, probes: Probes) -> None:
-    """Waits until the engines are known and each was asked how it is, for ``START_S`` at most. Requests wait in the
-    sockets meanwhile: a Service sends some as soon as a router that was killed listens again."""
+    """Waits until the engines are known and each was probed, for ``START_S`` at most. Requests wait in the sockets
+    meanwhile: a Service sends some as soon as a restarted router listens."""
     with suppress(TimeoutError):
         async with asyncio.timeout(START_S):
             if services.discovery is not None:
@@ -283,8 +284,8 @@ async def _http_error(request: Request, exc: Exception) -> Response:
 
 
 async def _has_left(_request: Request, _exc: Exception) -> Response:
-    """A client that left before its body was whole gets no answer. Without this handler each would be a long error in
-    the log."""
+    """A client that left before its body was whole gets no answer. Without this handler each such client would put a
+    traceback into the log."""
     return Response(status_code=400)
 
 

@@ -1,12 +1,12 @@
-"""How many connections to the internal port there may be, and how many bytes they hold: of engines, probes, monitoring
-and the operator.
+"""Bounds the connections to the internal port, and the bytes that they hold. The callers are engines, probes,
+monitoring and the operator.
 
     within max_internal_connections    served
-    above                              as many make room, and a few more; core/clients/crowd.py says which
-    no room for the bytes of a call    those of others make some, if theirs are far more; else the call is refused
+    above                              as many of those in no use are closed, and a few more: core/clients/crowd.py
+    no room for the bytes of a call    connections of addresses that hold far more are closed; else a refusal
 
-A new connection is never turned away, for it may be an engine's. A request of a client may hold one call of decode's;
-the spare places are for all other callers. So some connections are in no use even when each client waits for prefill.
+A new connection is never refused, for it may be an engine's. Each request of a client may hold one call of decode's;
+the spare places are for all other callers. So some connections are not in use even when each client waits for prefill.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pdcluster_router.core.clients.room import Room, RoomLimit, Unread
 from pdcluster_router.http.handshakes import Abortable
 
 CLIENTS_PER_SPARE: Final = 4
-"""One spare place for so many clients."""
+"""Clients for each spare place."""
 MIN_SPARE: Final = 16
-"""A kubelet, a Prometheus or two, the operator and somebody with a terminal, each with more than one connection."""
+"""A kubelet, a Prometheus or two, the operator and a person with a terminal, each with several connections."""
 EXTRA_SHARE: Final = 32
-"""One of so many makes room besides, so that not each connection of a crowd has all others looked at: 1 us for each."""
+"""One in so many is closed in advance. Else each connection of a crowd would cost a look at all others, 1 us each."""
 
 
 class Caller(Abortable, Protocol):
@@ -32,7 +32,7 @@ class Caller(Abortable, Protocol):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a call that is believed, or a whole request for a page, waits here for its answer."""
+        """Whether an accepted call, or a whole request for a page, waits here for its answer."""
         ...
 
 
@@ -42,7 +42,7 @@ class Callers:
     def __init__(
         self, max_connections: int, room: Room, largest_call_bytes: int, on_closed: Callable[[str], None]
     ) -> None:
-        """``room``: where the bytes of calls count. ``on_closed``: told each time why some connections were closed."""
+        """``room``: where the bytes of calls count. ``on_closed``: called with the reason when some are closed."""
         self._max_connections = max_connections
         self._on_closed = on_closed
         self._calls = CallsRoom(room, largest_call_bytes, self._make_room)
@@ -54,7 +54,7 @@ class Callers:
         return len(self._open)
 
     def opened(self, caller: Caller, address: str) -> bool:
-        """Returns True: each is served. Call ``closed`` for each; a second time does nothing."""
+        """Counts ``caller``. Returns True: each is served. Call ``closed`` at its end; a second call does nothing."""
         if len(self._open) >= self._max_connections:
             self._make_places(len(self._open) - self._max_connections + 1)
         self._open[caller] = CallerRoom(self._calls, address)
@@ -65,7 +65,7 @@ class Callers:
         return self._open[caller]
 
     def unread_of(self, caller: Caller) -> Unread:
-        """The room for bytes of ``caller`` that are not decrypted. ``caller`` must be open."""
+        """The room for bytes of ``caller`` that are not decrypted yet. ``caller`` must be open."""
         return Unread(self._open[caller], RoomLimit.ENGINES)
 
     def closed(self, caller: Caller) -> None:

@@ -1,7 +1,7 @@
-"""The certificates that a port with TLS shows to its callers: proven, and read anew when their files change.
+"""The certificate of each port with TLS: tested before use, and read anew when its files change.
 
-Files that cannot be used are logged once and change nothing (``files/pem.py`` says which). Where a port asks for
-clients' certificates, the authorities that it trusts belong to its files.
+Files that cannot be used are logged once, and the old certificate stays; ``files/pem.py`` says which files these are.
+If a port requires certificates of its clients, the file of trusted authorities is one of its files.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ CLIENT_CA: Final = "--internal-client-ca"
 
 
 class Certificate:
-    """The certificate of now, of one port. Event loop only."""
+    """The current certificate of one port. Event loop only."""
 
     def __init__(
         self, cert: Path, key: Path, interval_s: float, flags: Sequence[str] = CLIENT_PORT, ca: Path | None = None
     ) -> None:
-        """``ca``: the authorities of the certificates that clients must show; None: they need none.
+        """``ca``: the authorities of the certificates that clients must show; None: clients need no certificate.
 
         Raises:
             ConfigError: The files cannot be used.
@@ -38,10 +38,10 @@ class Certificate:
         self._ca = ca
         self.watch = FileWatch("tls certificate", [path for path in (cert, key, ca) if path], interval_s, self._read)
         self.context, self.expires_at = load_certificate(self._pair, ca)
-        """The context for the next client, another object when the files have changed; its end in Unix seconds."""
+        """The context for the next client, a new object after each change; the certificate's end in Unix seconds."""
 
     def _read(self) -> None:
-        """Takes the certificate of the files as they are now. Raises: ConfigError: The certificate stays as it is."""
+        """Reads the files anew. Raises: ConfigError: They cannot be used; the old certificate stays."""
         self.context, self.expires_at = load_certificate(self._pair, self._ca)
         logger.info("tls certificate changed expires=%s", day_of(self.expires_at))
 
@@ -65,7 +65,7 @@ def load_certificate(pair: KeyPair, ca: Path | None = None) -> tuple[ssl.SSLCont
     """A server's context with this certificate, and the Unix seconds until which it is valid.
 
     Raises:
-        ConfigError: A file cannot be read, they do not belong together, or no client would take the certificate now.
+        ConfigError: A file cannot be read, key and certificate do not match, or no client would accept them now.
     """
     context = modern(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     pem = pair.load_into(context)

@@ -1,13 +1,13 @@
-"""How many clients may be connected. Engines have a port of their own: ``callers.py`` has its connections.
+"""Bounds the connections to the client port. ``callers.py`` bounds those to the internal port.
 
     within max_connections          served
     above, up to twice as many      guests: a probe of our health is served, all else gets a 503
     above that                      the guest that has been silent the longest makes room for the newest
 
 A request holds up to four descriptors: its client, decode's call to the metaserver, and a connection to each engine.
-A guest holds one, and a quarter of one is for other callers of the internal port. So about a fifth of the descriptors
-is for clients, a fifth for guests, and the rest for engines. A request in parts holds as much for each of them, so
-parts beyond the first take places of clients.
+A guest holds one. A quarter of one for each client is for other callers of the internal port. So about a fifth of the
+descriptors is for clients, a fifth for guests, and the rest for engines. Each further part of a request needs about as
+many as a request, so it takes the place of a client.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pdcluster_router.front.callers import CLIENTS_PER_SPARE
 from pdcluster_router.http.handshakes import Abortable
 
 DESCRIPTORS_PER_CLIENT: Final = 5 + 1 / CLIENTS_PER_SPARE
-"""A request's four, one for a guest, for there may be as many, and its part of the internal port's spare places."""
+"""Four for a request, one for a guest (there may be as many guests as clients), and a share of the spare places."""
 OUR_DESCRIPTORS: Final = 32
 """Descriptors of the process itself: its log, its ports, the loop's, files that it reads. 18 are open at the start."""
 MAX_BACKLOG: Final = 2048
 """uvicorn's default."""
 BACKLOG_SHARE: Final = 16
-"""A burst at one port takes a sixteenth of the descriptors at most, until the loop has come to it."""
+"""New connections to one port take a sixteenth of the descriptors at most before the loop counts them."""
 NUM_PORTS: Final = 2
 MAX_DEFAULT: Final = 16_384
-"""As many as one engine may be given; idle ones cost 7 KiB each."""
+"""The default of ``max_engine_connections`` too. An idle connection costs 7 KiB."""
 
 
 class Clients:
-    """The open connections of one router. Event loop only."""
+    """The open connections of one router's client port. Event loop only."""
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
@@ -42,14 +42,14 @@ class Clients:
         self._silent: dict[Abortable, None] = {}
         """Guests that have sent no request, the oldest first."""
         self._speaking: set[Abortable] = set()
-        """Guests that have sent one."""
+        """Guests that have sent a request."""
 
     @property
     def num_open(self) -> int:
         return self._num_members + len(self._silent) + len(self._speaking)
 
     def opened(self, connection: Abortable, address: str = "") -> bool:  # noqa: ARG002  # as ``Callers``
-        """Whether it is served like any other; if not it is a guest. Call ``closed`` once for each."""
+        """Counts ``connection``. Returns False if it is a guest. Call ``closed`` once at its end."""
         if self._has_place():
             self._num_members += 1
             return True
@@ -59,7 +59,7 @@ class Clients:
         return False
 
     def may_stay(self, guest: Abortable) -> bool:
-        """Whether a guest that has sent a head is served like any other from now on, because others have left."""
+        """Ends the limits of a guest that has sent a head, if other clients have left. Returns whether it does."""
         self._silent.pop(guest, None)
         if self._has_place():
             self._speaking.discard(guest)
@@ -88,6 +88,6 @@ def default_max_connections() -> int:
 
 
 def backlog() -> int:
-    """The most connections that the kernel keeps for one port. The loop takes all in one turn; each is a descriptor."""
+    """The most connections that the kernel keeps for one port. The loop accepts all in one turn, a descriptor each."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(8, min(MAX_BACKLOG, soft // BACKLOG_SHARE))

@@ -1,6 +1,6 @@
 """``/docs``: what a port serves, as one page without scripts or pictures from elsewhere.
 
-FastAPI's own page loads its scripts from a public network, so it stays blank where a cluster is closed. The source of
+FastAPI's own page loads its scripts from a public network, so it stays blank in a closed cluster. The source of
 truth is the application's OpenAPI document, which is at ``/openapi.json`` for tools.
 """
 
@@ -17,7 +17,7 @@ DOCS_PATH = "/docs"
 
 
 def add_docs(app: FastAPI) -> None:
-    """``app`` serves its page. It was made without FastAPI's own."""
+    """``app`` serves ``/docs``. It must have been made without FastAPI's own page."""
 
     async def read_docs() -> HTMLResponse:
         return HTMLResponse(render(app.openapi()))
@@ -26,7 +26,7 @@ def add_docs(app: FastAPI) -> None:
 
 
 def render(document: dict[str, Any]) -> str:
-    """``document``: an OpenAPI description."""
+    """The page as HTML. ``document``: an OpenAPI description."""
     title, text = (escape(str(document["info"].get(key, ""))) for key in ("title", "description"))
     rows = "".join(_rows(document.get("paths", {})))
     return (

@@ -1,8 +1,8 @@
-"""The client port's pages, all that is not hot: each answer names its request's id, and has its line in the access log.
+"""Request ids and access log lines for the client port's pages, which are all paths that are not hot.
 
-    LoggedPages --Page in the request's state--> handlers, which tell it of keys, engines and errors
+    LoggedPages --Page in the request's state--> handlers, which note keys, engines and errors in it
 
-Probes of ``/health`` have no line.
+Probes of ``/health`` get no line.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _UNREACHED: Final = no_engine("decode", "").code
 
 
 class Page:
-    """One request for a page. Its handlers fill it in."""
+    """The facts of one request for a page. Its handlers add some."""
 
     def __init__(self, scope: Scope, router: Router) -> None:
         headers = scope["headers"]
         self.request_id = request_id_in(headers) or os.urandom(16).hex().encode()
         self.trace_id = trace_id_in(headers, dict(headers))
         self.client_address = ""
-        """Only where the router has an access log."""
+        """Empty if the router has no access log."""
         if router.access_log is not None:
             self.client_address = router.addresses.of_connection(scope["client"])(headers)
         self.client = ""
-        """Name of the key that was shown."""
+        """The name of the client's key."""
         self.engine: Engine | None = None
         """The last engine that was asked."""
         self.num_engines = 0
         self.is_engines_answer = False
-        """Whether that engine answered."""
+        """Whether the answer is an engine's."""
         self.error: ApiError | None = None
         """The router's error, if that is the answer."""
         self._now = router.services.now
@@ -60,7 +60,7 @@ class Page:
         self._method, self._path = scope["method"], scope["path"]
 
     def asks(self, engine: Engine) -> None:
-        """The question goes to this engine now."""
+        """Notes that ``engine`` is asked now."""
         self.engine = engine
         self.num_engines += 1
 
@@ -69,7 +69,7 @@ class Page:
         self._has_left = self._has_left or (message["type"] == "http.disconnect" and not self._is_over)
 
     def named(self, message: Message) -> Message:
-        """The message as it goes to the client: the request's id is added to the first one."""
+        """``message`` for the client; the first one names the request's id. Notes status and bytes for the log."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             return {**message, "headers": [*message.get("headers", ()), (ID_HEADER, self.request_id)]}
@@ -80,7 +80,7 @@ class Page:
         return message
 
     def ended(self, refusal: ApiError | None = None) -> None:
-        """The request has ended. ``refusal``: the error that its client was sent because its body could not be read."""
+        """The request has ended. ``refusal``: the error that the client got because the body could not be read."""
         self._ended_at = self._now()
         if refusal is not None:
             self.error, self._status, self._has_left = refusal, refusal.status, False
@@ -109,13 +109,13 @@ class Page:
         if self.is_engines_answer:
             return Outcome.ENGINE_ERROR
         if self._status == BUG.status and self.error is None:
-            return None  # Starlette answers it to an exception that no handler takes.
+            return None  # Starlette's answer to an exception without a handler.
         is_unreached = self.error is not None and self.error.code == _UNREACHED
         return Outcome.UNAVAILABLE if is_unreached else Outcome.REJECTED
 
 
 class LoggedPages:
-    """The client port's application, with ids and lines around it."""
+    """The client port's application, with request ids and access log lines added."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -150,6 +150,6 @@ def page_of(request: HTTPConnection) -> Page:
 
 
 def tell_error(request: HTTPConnection, error: ApiError) -> None:
-    """``error`` is the answer. Noted for the access log on the client port; nothing on the internal port."""
+    """Notes for the access log that ``error`` is the answer. Does nothing on the internal port."""
     if _PAGE_STATE in request.scope["state"]:
         page_of(request).error = error

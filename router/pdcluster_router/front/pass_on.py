@@ -1,8 +1,8 @@
-"""Questions that any decode engine answers by itself, without KV: passed on, and the answer goes back as it is.
+"""Passes questions that need no KV on to a decode engine, and the engine's answer back unchanged.
 
-They need neither a pair nor a place in the queue: vLLM answers them beside its engine's core (vLLM 0.32
-``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). If an engine does not answer, another one is asked: a
-question changes nothing.
+Such a question needs neither a pair nor a place in the queue: vLLM answers it without its engine's core (vLLM 0.32
+``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). If an engine does not answer, the router asks another one:
+questions change nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ TIMEOUT_S: Final = 30.0
 
 
 async def pass_on(router: Router, request: Request) -> Fetched:
-    """The answer of the decode engine with the least to do, whatever its status. The body counts in the router's room.
+    """A decode engine's answer, of any status. The body of ``request`` counts in the router's room.
 
     Raises:
-        RefusedRequest: The body is too large, there is no room for it, or no decode engine answers.
+        RefusedRequest: The router drains, the body is too large, there is no room for it, no engine serves its
+            model, or no decode engine answers.
     """
     if router.is_draining:
         raise RefusedRequest(draining())
@@ -80,7 +81,7 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
 
 
 def _chooser(router: Router, body: bytes | None) -> Callable[[Sequence[Engine]], Engine | None]:
-    """Chooses among the engines that serve the model of the question. A pool of one model leaves that to its engine.
+    """Chooses among the decode engines that serve the question's model; in a pool of one model, among all.
 
     Raises:
         RefusedRequest: No engine serves it.

@@ -1,6 +1,6 @@
 """``GET /pdcluster/requests?id=ID``: what this router remembers of a request, for ``pdcluster why`` and for ``curl``.
 
-Requests that run are asked how far they are; a request that has ended is looked for in memory.
+Running requests report how far they are; requests that have ended are looked up in memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def answer_about(router: Router, name: str) -> bytes:
 
 
 def _with_lines(router: Router, request: KeptRequest) -> KeptRequest:
-    """The request, which names the keys whose requests were ahead. Costs a look at each of these, up to a limit."""
+    """``request`` with the keys whose requests were ahead. Costs a look at each of those requests, up to a limit."""
     ahead = request.ahead
     if ahead is None or not ahead.num_requests:
         return request
@@ -56,7 +56,7 @@ def _with_lines(router: Router, request: KeptRequest) -> KeptRequest:
 
 
 def _found(router: Router, name: str) -> list[KeptRequest]:
-    """Requests in the queue first, then those that run, then those that have ended; each with its cause and cure."""
+    """Requests in the queue, then requests that run, then requests that have ended; each with its cause and cure."""
     services = router.services
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
     divided = (_in_parts(record) for record in services.divided if name in record.names)

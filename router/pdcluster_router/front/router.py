@@ -1,7 +1,7 @@
-"""The router of one process: takes hot requests from the protocol, and looks after what they share.
+"""The router of one process: takes hot requests from the protocol, and owns the objects that they share.
 
-A request goes: ``RouterProtocol`` -> ``Router.dispatch`` -> ``exchange.Exchange``; a reservation:
-``RouterProtocol`` -> ``Router.dispatch`` -> ``reservation.take_reservation`` -> the exchange of its transfer.
+A request passes ``RouterProtocol``, ``Router.dispatch``, ``gate.Gate`` and ``exchange.Exchange``. A reservation passes
+``RouterProtocol``, ``Router.dispatch``, ``reservation.take_reservation`` and the exchange of its transfer.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ from pdcluster_router.telemetry.metrics import Outcome
 logger = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 256 << 10
-"""One read of the loop. The bytes of a call's last one count twice while they are decrypted."""
+"""The most that the loop reads at once. The last read of a call counts twice while it is decrypted."""
 METASERVER: Final = METASERVER_PATH.encode()
 INTERNAL_PATHS: Final = frozenset((METASERVER,))
 
 _TIMEOUT_HEADER: Final = b"x-request-timeout"
 _NOT_FORWARDED: Final = frozenset(
     (
-        *KEY_HEADERS,  # ``Access`` says what engines are shown.
-        *ADDRESS_HEADERS,  # Engines need none, and would log what a client made up: vLLM's server believes loopback.
+        *KEY_HEADERS,  # ``Access`` chooses the key that engines get.
+        *ADDRESS_HEADERS,  # Engines need none. vLLM's server would log a made-up address: it believes loopback.
         b"accept-encoding",  # The first event of a stream must be readable; vLLM compresses nothing anyway.
         b"connection",
         b"content-length",
@@ -135,9 +135,9 @@ class Router:
         self._plain_timeouts = _timeouts_in(settings, settings.whole_answer_timeout_s)
 
     def dispatch(self, cycle: HotCycle) -> None:
-        """The request is answered, or on its way, in this turn of the loop or a later one.
+        """Takes a request that has arrived whole, at its turn on its connection.
 
-        It has arrived whole, and it is its turn on its connection.
+        A request with a large body may wait for a later turn of the loop.
         """
         if cycle.num_body_bytes > FREE_BYTES:
             cycle.whole_at = cycle.whole_at or self.services.now()
@@ -161,9 +161,9 @@ class Router:
     def paths_and_cycles(
         self, client: tuple[str, int] | None, *, is_internal: bool
     ) -> tuple[frozenset[bytes], Callable[..., HotCycle]]:
-        """The hot paths of this port, and the maker of its cycles, which takes the arguments of ``HotCycle``.
+        """The hot paths of this port, and the factory of its cycles, with the arguments of ``HotCycle``.
 
-        ``client``: the other end of the connection; None: it is not known.
+        ``client``: the address of the other end of the connection; None: unknown.
         """
         if is_internal:
             return INTERNAL_PATHS, partial(HotCycle, is_for_engines=True)
@@ -174,9 +174,9 @@ class Router:
     def refused_cycle(
         self, new_cycle: Callable[..., HotCycle], connection: ClientConnection, path: bytes, headers: Headers
     ) -> HotCycle:
-        """The cycle of a request whose head is refused. With an id that its client gave, it is kept as others are.
+        """The cycle of a request whose head is refused. The request is kept if its client gave an id.
 
-        ``headers``: those that were read.
+        ``headers``: the headers that were read.
         """
         cycle = new_cycle(connection, path, NO_HEAD, lambda _: None, self.room)
         cycle.request_id = request_id_in(headers)
@@ -186,7 +186,7 @@ class Router:
         return cycle
 
     def admit(self, cycle: HotCycle) -> ApiError | None:
-        """The error for a client's hot request, as soon as its head is there; None: its body may be read."""
+        """Checks the key of a client's hot request. Returns the error; None: the body may be read."""
         cycle.on_refused = self._on_refused
         if self.access.keys is None:
             return None
@@ -196,7 +196,7 @@ class Router:
             cycle.holder = admitted if cycle.keys.are_several else ""
             return None
         self.services.metrics.ended(Outcome.REJECTED)
-        cycle.head = remains_of(cycle.head)  # It may have to wait for its turn to be refused.
+        cycle.head = remains_of(cycle.head)  # The refusal may have to wait for its turn.
         return admitted
 
     def max_body_bytes(self, *, is_internal: bool) -> int:
@@ -204,12 +204,12 @@ class Router:
         return self.settings.max_reservation_bytes if is_internal else self.settings.max_body_bytes
 
     def drain(self) -> None:
-        """No new requests are taken, and those that wait are turned away; those that run go on."""
+        """The router takes no new requests, and refuses those that wait. Running requests go on."""
         self.is_draining = True
         self.gate.drain()
 
     async def wait_until_idle(self, timeout_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """Waits until no request runs. After ``timeout_s`` seconds, or once it is urgent, those left get an error."""
+        """Waits until no request runs. After ``timeout_s`` seconds, or once ``is_urgent``, the others get an error."""
         deadline = self.services.now() + timeout_s
         while self.services.running and self.services.now() < deadline and not is_urgent():
             await asyncio.sleep(0.05)
@@ -270,10 +270,10 @@ class Router:
             cycle.answer_error(internal())
 
     def _parse(self, cycle: HotCycle) -> ClientRequest:
-        """The request, from its head and its body. One function: each request comes here, and each call costs it.
+        """The request, from its head and its body. One long function: further calls would cost each request time.
 
         Raises:
-            RefusedRequest: The router drains, its engines do not serve this API or model, or key or body are bad.
+            RefusedRequest: The router drains, no engine serves this API or model, or key, body or timeout are bad.
         """
         if self.is_draining:
             cycle.keep_alive = False
@@ -284,7 +284,7 @@ class Router:
             raise RefusedRequest(messages_not_served(reason))
         received_at = self.services.now()
         headers, fields, client = cycle.head.headers, cycle.head.fields, cycle.client
-        if cycle.keys is not self.access.keys:  # They have changed since its head was read.
+        if cycle.keys is not self.access.keys:  # The keys have changed since the head was read.
             client = self._admitted_again(headers)
         lines = b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in _NOT_FORWARDED])
         lines += self.services.dialect.client_line(cycle.request_id)
@@ -316,7 +316,7 @@ class Router:
         )
 
     def _terms_for(self, cycle: HotCycle, body: ClientBody) -> Terms:
-        """The terms for a model that was not asked for since its engines have changed. Raises: RefusedRequest."""
+        """The terms for a model that is new since the engines changed. Raises: RefusedRequest: No engine serves it."""
         terms = self.services.model_terms.find(body)
         if terms is not None:
             return terms

@@ -45,9 +45,9 @@ from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.trace import TraceFile
 
 NewProtocol: TypeAlias = Callable[[Preface | None], asyncio.Protocol]
-"""Makes the protocol of one connection from its PROXY header; None: no header is asked for."""
+"""Makes the protocol of one connection from its PROXY header; None: the port requires no header."""
 NewUnread: TypeAlias = Callable[[Any], Unread]
-"""Makes the room for what has come on an open connection and is not decrypted."""
+"""Makes the room for the bytes of an open connection that are not decrypted yet."""
 
 _CLOSE_TIMEOUT_S = 2
 
@@ -55,7 +55,7 @@ _CLOSE_TIMEOUT_S = 2
 class RouterServer(uvicorn.Server):
     """uvicorn, with a router that is drained before connections are closed.
 
-    While it drains the port stays open: decode engines must still reach the metaserver for requests that run.
+    While the router drains, its ports stay open: decode engines must reach the metaserver for requests that run.
     """
 
     def __init__(self, settings: Settings, secret: Secret) -> None:
@@ -69,19 +69,19 @@ class RouterServer(uvicorn.Server):
         return router
 
     async def start(self, sockets: list[socket.socket]) -> None:
-        """The router answers. For a caller that runs the event loop: no signals are handled."""
+        """Starts the router, which answers from now on. For a caller that runs the event loop: handles no signals."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """The first signal drains, another one ends the wait. uvicorn would raise it again; we end with 0."""
+        """The first signal drains, another one ends the wait. uvicorn would then raise it; we exit with 0."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, for the two sockets of ``listen``. uvicorn has one kind of connection for all sockets, so we
-        serve those with TLS or PROXY headers ourselves."""
+        """As uvicorn's, for the two sockets of ``listen``. uvicorn makes one kind of connection for all sockets, so
+        we serve sockets with TLS or PROXY headers ourselves."""
         settings = self._settings
         is_prefaced = settings.proxy_protocol is ProxyProtocol.REQUIRED
         are_ours = (is_prefaced or settings.tls_cert is not None, settings.internal_tls_cert is not None)
@@ -114,7 +114,7 @@ class RouterServer(uvicorn.Server):
         return partial(self._over_tls(router, certificate, router.callers, router.callers.unread_of), None)
 
     def _new_protocol(self, preface: Preface | None) -> asyncio.Protocol:
-        """HTTP for one connection. ``preface``: what the proxy in front has said of it; None without a proxy."""
+        """HTTP for one connection. ``preface``: the proxy's header; None: the port requires none."""
         protocol = RouterProtocol(self.config, self.server_state, self.lifespan.state)
         protocol.preface = preface
         return protocol
@@ -161,7 +161,7 @@ class RouterServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's signals, and SIGHUP, which reads keys and certificates anew, or ends a process without any."""
+        """Handles uvicorn's signals, and SIGHUP: it reads keys and certificates anew, or ends a router without any."""
         if not _reads_files(self._settings):
             with super().capture_signals():
                 yield
@@ -183,12 +183,12 @@ class RouterServer(uvicorn.Server):
         self.router.drain()
         await self.router.wait_until_idle(self._settings.drain_timeout_s, lambda: self.force_exit)
         await super().shutdown(sockets=sockets)
-        if self.force_exit:  # uvicorn leaves it out then, and logs a traceback of the task that waits for it
+        if self.force_exit:  # else uvicorn skips the end of the lifespan, and logs a traceback of its task
             await self.lifespan.shutdown()
 
 
 def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:
-    """Bound sockets, the clients' and the internal one, and the settings with the ports that they really have.
+    """Bound sockets, first the client port's, then the internal port's; and the settings with the real port numbers.
 
     Raises:
         ConfigError: A port is taken, or the address is not ours.
@@ -246,7 +246,7 @@ def run(settings: Settings, secret: Secret) -> None:
         print(warning, flush=True)
     server = RouterServer(settings, secret)
     gc.collect()
-    gc.freeze()  # The collector skips all objects of now: modules and FastAPI would stop the loop for 50 ms.
+    gc.freeze()  # The collector skips all objects made so far: modules and FastAPI would stop the loop for 50 ms.
     server.run(sockets=sockets)
 
 
@@ -282,7 +282,7 @@ def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         log_config=None,
-        log_level="warning",  # Its lines of information name our address.
+        log_level="warning",  # At level info uvicorn logs our address again.
         access_log=False,
         proxy_headers=False,  # uvicorn's would trust 127.0.0.1, and a variable; we have ``--trusted-proxies``.
         server_header=False,
@@ -293,6 +293,6 @@ def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
 
 
 def _raise_open_file_limit() -> None:
-    """Allows as many sockets as the system does: a request holds up to four, and many systems start with 1024."""
+    """Raises the limit of open files to the system's. A request holds up to four, and many systems start with 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,10 +1,10 @@
 """The client side of the router: uvicorn's HTTP protocol with a short way for the hot paths.
 
     bytes --> httptools --> hot path?  yes --> HotCycle --> Router.dispatch    (no ASGI, no task)
-                                       no  --> uvicorn as ever --> FastAPI
+                                       no  --> uvicorn's own cycle --> FastAPI
 
 A subclass of uvicorn 0.54's ``HttpToolsProtocol``: it keeps pipelining, keep-alive and shutdown; ``reading.py`` feeds
-the parser. This file decides what is hot, bounds what a client may send, and how long it may take.
+the parser. This file decides what is hot, bounds how much a client may send, and how long the client may take.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RouterProtocol(ReadingProtocol):
         self._router: Router = app_state[ROUTER_STATE]
         leavers, max_header_bytes = self._router.leavers, self._router.settings.max_header_bytes
         super().__init__(config, server_state, app_state, leavers, max_header_bytes, _loop)
-        self._hot_paths: frozenset[bytes] = frozenset()  # Those of the port that was connected to.
+        self._hot_paths: frozenset[bytes] = frozenset()  # The hot paths of this connection's port.
         self._active: HotCycle | None = None  # The cycle whose turn it is to be answered, if it is a hot one.
         self._incoming: HotCycle | None = None  # The cycle whose body is being read, if it is a hot one.
         self._read_timer: asyncio.TimerHandle | None = None
@@ -70,7 +70,7 @@ class RouterProtocol(ReadingProtocol):
         self._is_held = False  # Nothing is read until the next answer is over: the client sends too far ahead.
         self._is_guest = False
         self._is_ending = False
-        self._is_clogged = False  # The next answer waits until the client has taken some of those before it.
+        self._is_clogged = False  # The next answer waits until the client has taken some of the earlier ones.
         self._take_timer: asyncio.TimerHandle | None = None
 
     # What the event loop says.
@@ -96,14 +96,14 @@ class RouterProtocol(ReadingProtocol):
         super().connection_lost(exc)
         waiting: list[Any] = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
-        self.cycle = None  # type: ignore[assignment]  # as before the first one; it refers to us: no more cycle
+        self.cycle = None  # type: ignore[assignment]  # as before the first request; breaks a reference cycle
         for cycle in (active, incoming, *waiting):
             if isinstance(cycle, HotCycle):
                 cycle.gone()
 
     @property
     def is_in_use(self) -> bool:
-        """Whether a call that is believed, or a whole request for a page, waits here for its answer."""
+        """Whether an accepted call, or a whole request for a page, waits here for its answer."""
         page: object = self.cycle
         if self._active is not None or not isinstance(page, RequestResponseCycle):
             return self._active is not None and self._active.owner is not None
@@ -191,22 +191,22 @@ class RouterProtocol(ReadingProtocol):
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)
-        # A connection may be full already when an answer begins: the loop does not say it twice.
+        # A connection may be full when an answer begins: the loop calls ``pause_writing`` only once.
         if self.flow.write_paused and self._active is not None and self._active.owner is not None:
             self._active.owner.pause()
 
     def answered(self) -> None:
         self._active = None
-        if not self._is_ending:  # Else what waits behind would be taken for the rest of an answer that broke off.
+        if not self._is_ending:  # Else the client would take the next answer for the rest of the broken one.
             self.on_response_complete()
         elif not self.transport.is_closing():
             self.flow.resume_reading()  # More bytes are dropped: see ``close``.
 
     def close(self, *, with_reset: bool = False) -> None:
-        """Closes the connection once all is sent; a client that does not take it in time is cut off.
+        """Closes the connection once all is sent; a client that does not take the bytes in time is cut off.
 
         The rest of a refused request is read and dropped: to close at once would reset the connection, and the client
-        might never see why.
+        might never read the error.
         """
         self._is_ending = True
         if with_reset:
@@ -229,7 +229,7 @@ class RouterProtocol(ReadingProtocol):
         self._is_held = False
         self.go_on_or_pause()
         if self.cycle is not None and self.cycle.response_complete:
-            self.cycle = self.scope = None  # type: ignore[assignment]  # idle, it keeps no head, as before the first
+            self.cycle = self.scope = None  # type: ignore[assignment]  # an idle connection keeps no head
         if self.pipeline and len(self.pipeline) >= MAX_PIPELINED:
             self._hold()
         elif self.is_in_message and self._read_timer is None and not self.transport.is_closing():
@@ -241,7 +241,7 @@ class RouterProtocol(ReadingProtocol):
             self.pipeline.appendleft((cycle, app))
         elif not isinstance(cycle, HotCycle):
             super()._start_asgi_task(cycle, app)
-        else:  # Not at once: answering a row of pipelined requests would nest as deep as the row is long.
+        else:  # Not at once: each of a row of pipelined requests would be answered one call deeper than the last.
             self._active = cycle
             self.loop.call_soon(self._start_hot, cycle)
 
@@ -257,9 +257,9 @@ class RouterProtocol(ReadingProtocol):
             self.transport.close()  # A page has ended before its body, and the body cannot be read.
         else:
             is_for_page = incoming is None and self.drop_unread_page(error)
-            new_cycle = HotCycle if is_for_page else self._new_cycle  # The page has a line of its own.
+            new_cycle = HotCycle if is_for_page else self._new_cycle  # The page has its own log line.
             cycle = incoming or self._router.refused_cycle(new_cycle, self, self.url.partition(b"?")[0], self.headers)
-            cycle.begun_at = self.begun_at if self.headers else cycle.begun_at  # Its head had begun to come.
+            cycle.begun_at = self.begun_at if self.headers else cycle.begun_at  # Part of its head has come.
             is_next = is_for_page or (incoming is None and not self._has_open_answer())
             self._refuse_in_order(cycle, error, is_next=is_next or cycle is self._active)
 
@@ -309,7 +309,7 @@ class RouterProtocol(ReadingProtocol):
             self._hold()
 
     def _hold(self) -> None:
-        """Nothing more is read until the next answer is over; the client cannot be late meanwhile."""
+        """Reads nothing more until the next answer is over. The client has no read timeout meanwhile."""
         self._is_held = True
         self._stop_read_timer()
         self.flow.pause_reading()
@@ -323,7 +323,7 @@ class RouterProtocol(ReadingProtocol):
             self._greet(cycle)
 
     def _greet(self, cycle: HotCycle) -> None:
-        """Refuse a body that is surely too large at once, or tell a client that waits with its body to go on."""
+        """Sends the error if the request is refused or surely too large; or 100 Continue if the client waits."""
         if cycle.refusal is not None or cycle.head.content_length > self._max_body_bytes:
             self._refuse(cycle, cycle.refusal or body_too_large(self._max_body_bytes))
         elif cycle.head.expects_continue:
@@ -353,7 +353,7 @@ class RouterProtocol(ReadingProtocol):
         return self._told(no_room(self._router.room.max_bytes))
 
     def _told(self, error: ApiError) -> ApiError:
-        """``error``, counted if it is a lack of room: when that is found, not when the client is told in its turn."""
+        """Returns ``error``. A lack of room is counted now, not when the client gets the error at its turn."""
         if error.code == "no_room":
             self._tell(FailureKind.NO_ROOM, error)
         return error
@@ -378,7 +378,7 @@ class RouterProtocol(ReadingProtocol):
             self._read_timer = None
 
     def _limit_taking(self, *, is_awaited: bool) -> None:
-        """The client must take some of what is written, in time. Of an answer that is relayed, its owner sees to it."""
+        """Starts or stops the time limit for a client that takes no bytes. A relayed answer's owner has its own."""
         if self._take_timer is not None:
             self._take_timer.cancel()
         seconds = self._router.settings.idle_timeout_s
@@ -390,7 +390,7 @@ class RouterProtocol(ReadingProtocol):
             return
         cycle = self._incoming
         if cycle is not None and cycle.refusal is None and cycle.num_body_bytes >= self._wanted_body_bytes:
-            self._start_read_timer()  # A large body, and it comes.
+            self._start_read_timer()  # A large body that comes fast enough.
             return
         self.stop_reading()  # The missing bytes are not waited for.
         if cycle is not None and cycle is self._active and not cycle.response_complete:

@@ -1,7 +1,7 @@
 """``GET /status``, a page for browsers, and ``GET /pdcluster/status``, the document that it draws.
 
 The page is the same for everybody: no byte of a request, a key or an engine is in it. Its script puts words into text
-nodes only. The policy of its header allows this script and this style, calls to its own origin, and nothing else.
+nodes only. Its Content-Security-Policy allows this script and this style, calls to its own origin, and nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NUM_RECENT: Final = {Fate.FAILED: 12, Fate.SERVED: 12, Fate.REFUSED: 6}
 
 
 def describe_status(services: Services) -> bytes:
-    """The document, JSON. Costs a look at every engine, and 30 us for each of the requests: 0.8 ms."""
+    """The document, JSON. Costs a look at every engine, and 30 us for each request: 0.8 ms in all."""
     now_unix_s = services.unix_now()
     found = [(request, fate) for fate, num in NUM_RECENT.items() for request in services.kept.newest(fate, num)]
     found.sort(key=lambda one: -(one[0].ended_at_unix_s or 0.0))

@@ -1,8 +1,8 @@
-"""``POST /pdcluster/verify``: an operator's order, checked, carried out, and answered.
+"""``POST /pdcluster/verify``: checks an operator's order, carries it out, and answers it.
 
-Any machine may reach the port and a verification costs engines' time, so the order has a pass (``Secret.mint_pass``).
-The pass is made with the cluster's secret, which itself never travels; it is good for this very body, and for minutes.
-EndpointSlices do not carry a pod's template, so the operator names the pods, or reads in the answer which they were.
+Any machine may reach the port, and a verification costs engines' time. So an order needs a pass (``Secret.mint_pass``).
+The pass is made with the cluster's secret, which itself never travels; it is valid for this body only, and for minutes.
+EndpointSlices do not carry a pod's template, so the operator names the pods, or reads their names in the answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def carry_out(router: Router, request: Request) -> bytes:
     """The JSON body of a 200.
 
     Raises:
-        RefusedRequest: It holds the error that the operator is answered with.
+        RefusedRequest: It holds the error for the operator.
     """
     body = await _read_body(request)
     try:

@@ -4,9 +4,9 @@
                       |
                       +--response complete, no keep-alive | error | close()--> CLOSED
 
-Decides nothing about requests; says what came back. All of it runs in the event loop's callbacks: no task
-per request, because a task and its wake-ups cost more than all the rest of a relayed request
-(measured: 12,000 against 22,000 requests/s per core).
+Decides nothing about requests; reports what came back. All code runs in callbacks of the event loop. A task per
+request, with its wake-ups, would cost more than all the rest of a relayed request (measured: 12,000 against 22,000
+requests/s per core).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ MAX_HEADER_BYTES: Final = 64 << 10
 """An engine that sends more header bytes than this is broken."""
 
 JOINED_BYTES: Final = 64 << 10
-"""A request up to here is written as one piece; the parts of a longer one are not copied."""
+"""A request of up to so many bytes is written as one piece; the parts of a longer request are not copied."""
 
 Request: TypeAlias = Sequence[bytes | memoryview]
-"""The parts of a request as it goes over the wire. Their bytes never change."""
+"""A request as it goes over the wire, in parts whose bytes never change."""
 
 _LINE_BYTES: Final = 4
 """The bytes of a header line besides its name and value."""
@@ -51,7 +51,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class ResponseLost:
-    """Why there will be no (more) response."""
+    """Why no response, or no rest of a response, will come."""
 
     reason: str
     is_unsent: bool = False
@@ -59,15 +59,15 @@ class ResponseLost:
     is_stale: bool = False
     """An idle connection was found closed: the engine had hung up before the request could reach it."""
     is_ours: bool = False
-    """The cause is a limit of this router, or may be the client: it says nothing of the engine."""
+    """The cause is a limit of this router, or may be the client: the loss says nothing of the engine."""
     is_untrusted: bool = False
     """There is no agreement on TLS, so the loss says nothing of the engine's core."""
     error_number: int = 0
-    """The operating system's, of a connection that could not be made; 0 where it named none."""
+    """The operating system's error number if no connection could be made; 0: it named none."""
 
 
 class Cut(Exception):  # given to ``connection_lost``, never raised
-    """Why a connection ended, as the layer below it says."""
+    """Why the layer below a connection has ended it."""
 
     def __init__(self, lost: ResponseLost) -> None:
         super().__init__(lost.reason)
@@ -75,12 +75,12 @@ class Cut(Exception):  # given to ``connection_lost``, never raised
 
 
 class ResponseSink(Protocol):
-    """The caller. Exactly one of ``on_end`` and ``on_lost`` comes, last; nothing comes after ``Call.close``."""
+    """The receiver of a response. Its last method call is ``on_end`` or ``on_lost``; none follows ``Call.close``."""
 
     def on_head(self, head: ResponseHead) -> None: ...
 
     def on_body(self, body: bytes) -> None:
-        """Some bytes of the body, at least one: all that one read brought."""
+        """All bytes of the body that one read brought, at least one."""
         ...
 
     def on_end(self) -> None: ...
@@ -100,18 +100,18 @@ class Call:
         self._cancel_connect: Callable[[], object] | None = None
 
     def connecting(self, cancel: Callable[[], object]) -> None:
-        """There is no connection yet; ``cancel`` gives it up."""
+        """A connection is being made; ``cancel`` stops that."""
         self._cancel_connect = cancel
 
     def close(self) -> None:
-        """The engine sees the connection close, which is how vLLM aborts a request. The sink hears nothing more."""
+        """Closes the connection, whereupon vLLM aborts the request. No method of the sink is called any more."""
         if self.is_closed:
             return
         self.is_closed = True
         if self.connection is not None:
             self.connection.abort()
         elif self._cancel_connect is not None:
-            # Forgotten: a cancelled task keeps its last frame, which refers to us: the body would wait for gc.
+            # Not kept: a cancelled task keeps its last frame, which refers to us, and the body would wait for gc.
             cancel, self._cancel_connect = self._cancel_connect, None
             cancel()
 
@@ -139,12 +139,12 @@ class Connection(asyncio.Protocol):
         on_released: Callable[[Connection], None],
         on_closed: Callable[[Connection], None],
     ) -> None:
-        """``on_released``: it can take another call. ``on_closed``: it is gone; comes exactly once."""
+        """``on_released``: called when it can take another call. ``on_closed``: called once, when it is lost."""
         self.idle_since = 0.0
         self._on_released = on_released
         self._on_closed = on_closed
         self._parser: httptools.HttpResponseParser
-        """It is there while the connection is. It refers to us, so we are a reference cycle meanwhile."""
+        """Exists as long as the connection. It refers to us, so the two are a reference cycle for that time."""
         self._call: Call | None = None
         self._transport: asyncio.Transport | None = None
         self._num_sent_bytes = 0
@@ -156,11 +156,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is open, as far as this side knows."""
+        """Whether the connection is open, as far as this side knows."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, request: Request, call: Call) -> None:
-        """The request is on its way; the response goes to ``call``. Only while idle and usable."""
+        """Sends the request; the response goes to ``call``. The connection must be idle and usable."""
         assert self._call is None
         assert self._transport is not None
         self._call, call.connection = call, self
@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
         if num_bytes <= JOINED_BYTES:
             self._transport.write(b"".join(request))
         else:
-            self._transport.writelines(request)  # As they are: uvloop keeps what the socket does not take yet.
+            self._transport.writelines(request)  # Not copied: uvloop keeps the parts that the socket does not take yet.
 
     def abort(self) -> None:
         """Closes the connection at once, whatever is unsent or unread."""
@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._call is None:
-            self.abort()  # There was no request: it cannot be trusted with the next one.
+            self.abort()  # Bytes without a request: the connection cannot be trusted with the next one.
             return
         self._incoming.num_bytes += len(data)
         try:
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
             if not self._incoming.is_complete:
                 self._lose(f"not an HTTP response: {error.__context__ or error}")
                 return
-            self._incoming.can_keep = False  # The response is whole; what follows it was not asked for.
+            self._incoming.can_keep = False  # The response is whole; no request asked for the bytes behind it.
         incoming = self._incoming
         if incoming.parts or incoming.head is not None or incoming.is_complete:
             self._deliver(incoming)
@@ -220,7 +220,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._on_closed(self)
         self._lose(f"the connection was closed ({exc or 'end of stream'})", exc.lost if isinstance(exc, Cut) else None)
-        del self._parser  # Else we would wait for the garbage collector.
+        del self._parser  # Else the reference cycle would wait for the garbage collector.
 
     # What the parser says, in the course of data_received.
 
@@ -252,7 +252,7 @@ class Connection(asyncio.Protocol):
             self._incoming.can_keep = self._parser.should_keep_alive()
 
     def _deliver(self, incoming: _PartialResponse) -> None:
-        """Hand on what one read brought: head, body, end. The sink may close the call at any of them."""
+        """Gives the sink the head, body and end that one read brought. The sink may close the call after each."""
         call = self._call
         assert call is not None
         head, incoming.head = incoming.head, None
@@ -270,7 +270,7 @@ class Connection(asyncio.Protocol):
             call.sink.on_end()
 
     def _release(self) -> None:
-        """Back to the pool before the sink hears of the end, so that the sink's next request can go this way."""
+        """Gives the connection back before the sink's ``on_end``, so that the sink's next request can use it."""
         call, self._call = self._call, None
         if call is not None:
             call.connection = None
@@ -293,8 +293,8 @@ class Connection(asyncio.Protocol):
 def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:
     """Whether the peer hung up before the last bytes could reach it.
 
-    Its FIN acknowledges all bytes that its kernel had by then. Later ones came to a closed socket, so no program can
-    have read them. Only for an orderly end: a reset says nothing about what was read.
+    The peer's FIN acknowledges all bytes that its kernel had by then. Later bytes came to a closed socket, so no
+    program can have read them. Only for an orderly end: a reset says nothing about what was read.
     """
     if not hasattr(socket, "TCP_INFO"):
         return False
@@ -306,7 +306,7 @@ def _is_unread(transport: asyncio.Transport, num_sent_bytes: int) -> bool:
 
 
 class _PartialResponse:
-    """The part of one response that has come. Owned by its connection."""
+    """The part of one response that has come so far. Owned by its connection."""
 
     __slots__ = (
         "can_keep",
@@ -325,11 +325,11 @@ class _PartialResponse:
         self.num_bytes = num_bytes
         """All bytes that have come, interim responses included."""
         self.num_messages = 0
-        """Responses that have begun: a second one was not asked for."""
+        """Responses that have begun. No request has asked for a second one."""
         self.num_header_bytes = 0
         """Bytes of headers and trailers; 0 before the first trailer."""
         self.num_silent_bytes = 0
-        """Bytes that came without a head, a byte of the body or the end."""
+        """Bytes that have come since the last head, body byte or end."""
         self.has_whole_head = False
         self.headers: list[tuple[bytes, bytes]] = []
         self.head: ResponseHead | None = None
@@ -341,7 +341,7 @@ class _PartialResponse:
         """Status and headers.
 
         Raises:
-            ValueError: They are too large, or do not say where the body ends, so an end could not be told from a cut.
+            ValueError: The headers are too large, or do not say where the body ends: a cut would look like the end.
         """
         # ``num_bytes`` may count some of the body too, so headers are counted exactly if it is too much.
         if self.num_bytes > MAX_HEADER_BYTES and _size_of(self.headers) > MAX_HEADER_BYTES:
@@ -370,7 +370,7 @@ class _PartialResponse:
             raise ValueError(_TOO_LARGE)
 
     def is_silent(self, num_bytes: int) -> bool:
-        """``num_bytes`` more brought no head, body or end, as of a trailer without end: whether that is too many."""
+        """Counts bytes that brought no head, body or end, such as an endless trailer. Returns True above the limit."""
         self.num_silent_bytes += num_bytes
         return self.num_silent_bytes > MAX_HEADER_BYTES
 

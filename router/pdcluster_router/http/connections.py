@@ -1,7 +1,7 @@
 """The connections to one engine, kept alive between requests.
 
 The connection that became idle last is used first, so that the others age and the engine closes them.
-Above the limit a call fails at once: waiting belongs to admission, not here.
+Above the limit a call fails at once: requests wait in admission, not here.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pdcluster_router.http.connection import Call, Connection, Request, Response
 from pdcluster_router.http.engine_tls import EngineDoor, EngineTls, NoAgreementError
 
 _OUR_LIMITS: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
-"""Errors of this process, or this machine, which has no more to give: nothing reached the engine."""
+"""Errors when a limit of this process or machine is reached: nothing has reached the engine."""
 _NO_DESCRIPTOR: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _DESCRIPTOR_PAUSE_S: Final = 0.01
 _DESCRIPTOR_WAIT_S: Final = 0.5
-"""A burst of clients takes all descriptors only until the loop has closed those that are too many."""
+"""A burst of clients takes all descriptors only until the loop has closed the connections above the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class PoolLimits:
 
 
 class IdleConnections:
-    """The idle connections of all pools: descriptors that can be had back. One event loop owns it."""
+    """The idle connections of all pools, whose descriptors can be freed. One event loop owns it."""
 
     def __init__(self) -> None:
         self.by_age: dict[Connection, None] = {}
-        """In the order in which they became idle. Pools write it themselves: each request is added and removed."""
+        """In the order in which they became idle. Pools write here directly: each request removes and adds an entry."""
 
     def close_oldest(self) -> None:
-        """The connection that has been idle longest is closed. Its descriptor is free after the loop's next turn."""
+        """Closes the connection that has been idle longest. Its descriptor is free after the loop's next turn."""
         if self.by_age:
             connection = next(iter(self.by_age))
             del self.by_age[connection]
@@ -73,10 +73,10 @@ class ConnectionPool:
         return len(self._all) - len(self._idle) + len(self._connecting)
 
     def send(self, request: Request, sink: ResponseSink, *, fresh: bool = False, is_exempt: bool = False) -> Call:
-        """Start one call. Its sink hears the rest, never before this returns.
+        """Starts one call. ``sink`` gets the response, never before this returns.
 
         ``fresh``: on a new connection, because an idle one was found closed. ``is_exempt``: the limit does not count
-        it, so that a busy engine still answers its probe, and a probe takes no request's connection.
+        the call, so that a busy engine still answers its probe, and a probe takes no request's connection.
         """
         call = Call(sink)
         if is_exempt:
@@ -93,7 +93,7 @@ class ConnectionPool:
         return call
 
     def keep(self, keeps: bool) -> None:
-        """Whether connections are kept between calls. If not, idle ones close now, the others after their call."""
+        """Sets whether connections are kept between calls. If not, idle ones close now, the others after their call."""
         self._keeps = keeps
         if not keeps:
             for connection in list(self._idle):
@@ -129,7 +129,7 @@ class ConnectionPool:
         return self.num_busy >= most and self.num_busy - len(self._busy_exempt()) >= most
 
     def _busy_exempt(self) -> list[Call]:
-        """Exempt calls that hold a connection, made or half made: also calls given up, until it is closed."""
+        """Exempt calls that hold a connection or are making one; closed calls too, until their connection is closed."""
         return [call for call in self._exempt if call.connection is not None or call in self._connecting]
 
     def _take_idle(self) -> Connection | None:
@@ -173,7 +173,7 @@ class ConnectionPool:
 
     async def _open_with_patience(self, deadline: float) -> Connection:
         """A new connection. Without a free descriptor each try closes an idle connection, for half a second at most.
-        Raises OSError: none can be made; TimeoutError: not by ``deadline``; NoAgreementError: on TLS."""
+        Raises OSError: none can be made; TimeoutError: none by ``deadline``; NoAgreementError: no agreement on TLS."""
         patient_until = self._loop.time() + min(_DESCRIPTOR_WAIT_S, self._limits.connect_timeout_s / 2)
         while True:
             try:

@@ -1,8 +1,8 @@
-"""One request on a client's connection that we answer ourselves, past ASGI, and the writing of its answer.
+"""One hot request on a connection: collects its bytes and writes its answer, without ASGI.
 
 Takes the place of uvicorn's ``RequestResponseCycle`` in ``HttpToolsProtocol`` (uvicorn 0.54
-``protocols/http/httptools_impl.py``), hence ``response_complete``, ``disconnected``, ``keep_alive`` and
-``message_event``.
+``protocols/http/httptools_impl.py``), so it has ``response_complete``, ``disconnected``, ``keep_alive`` and
+``message_event`` too.
 
     READING --whole body--> WAITING --start()--> ANSWERING --end()--> over, connection kept
                               |  |                   +------cut()---> over, connection closed without a clean end
@@ -34,16 +34,16 @@ JSON: Final = b"content-type: application/json\r\n"
 _ENGINES: Final = RoomLimit.ENGINES
 _CLIENTS: Final = RoomLimit.CLIENTS
 _CLIENTS_LARGE: Final = RoomLimit.CLIENTS_LARGE
-"""Names of their own: to find a member in its Enum takes Python 3.11 ten times as long."""
+"""Module constants: Python 3.11 takes ten times as long to find a member in its Enum."""
 MAX_KEYS: Final = 300_000
 """The most colons in a client's body: one for each 28 bytes of the largest body. A key that the scan knows costs 52 ns
-each time it is repeated. Colons are counted while the body comes: all at once would take 3 ms for 8 MiB."""
+each time it is repeated. Colons are counted while the body comes: to count 8 MiB at once would take 3 ms."""
 UNCOUNTED_BYTES: Final = 6 * MAX_KEYS
-"""No shorter body has so many keys: with its value, the shortest key takes 6 bytes."""
+"""A shorter body cannot have ``MAX_KEYS`` keys: the shortest key takes 6 bytes with its value."""
 
 
 class _NobodyWaits:
-    """Stands for the asyncio.Event on which an ASGI application would wait."""
+    """Takes the place of the asyncio.Event on which an ASGI application would wait."""
 
     def set(self) -> None:
         pass
@@ -92,9 +92,9 @@ class HotCycle:
 
     message_event: Final = _NobodyWaits()
     client_address = ""
-    """Set in cycles that are logged; other cycles do not look for it."""
+    """Only a ``LoggedCycle`` has one that is not empty."""
     is_withdrawn = False
-    """True: no client has left, but the request that this is a part of has ended."""
+    """True: this is the cycle of a part, which was told to end because its whole has ended."""
 
     def __init__(
         self,
@@ -106,18 +106,18 @@ class HotCycle:
         *,
         is_for_engines: bool = False,
     ) -> None:
-        """``room``: where its bytes count. ``is_for_engines``: only engines have a reason to ask for ``path``."""
+        """``room``: counts the request's bytes. ``is_for_engines``: ``path`` is for engines only."""
         self.path = path
         self.head = head
         self.is_for_engines = is_for_engines
         self.request_id = head.request_id
-        """The id that the answer names; empty for an answer without."""
+        """The id in the answer's header; empty: the answer has no such header."""
         self.keep_alive = True
         self.takes_chunks = True
         self.disconnected = False
         self.response_complete = False
         self.has_started = False
-        """Whether its client has a status, if only that of a stream of comments."""
+        """Whether a status was sent to the client, if only that of a stream of comments."""
         self.has_stream_begun = False
         """Whether a comment has begun a stream."""
         self.source: StreamSource | None = None
@@ -125,25 +125,25 @@ class HotCycle:
         self.on_over: Callable[[HotCycle], None] | None = None
         """Called once, when the answer is over or the client gone."""
         self.slot: KeySlot | None = None
-        """The slot of its key, which it leaves when it is over; None: its key has no limits."""
+        """The slot of the request's key, given up when the request is over; None: the key has no limits."""
         self.on_refused: Callable[[HotCycle, ApiError], None] | None = None
-        """Called once with an error of the router, before the client is answered with it."""
+        """Called once with the router's error, before the client gets that error."""
         self.teller: Teller | None = None
-        """Tells the access log what became of it; None: no engine was asked, and it has not queued."""
+        """Tells the access log how the request went; None: the request was neither sent to an engine nor queued."""
         self.begun_at = 0.0
-        """When its first byte came, monotonic seconds; 0: it is an engine's, or none of its head was read."""
+        """When the first byte came, monotonic seconds; 0: the request is an engine's, or none of its head was read."""
         self.whole_at = 0.0
-        """When its last byte came, if it had to wait for its turn then; else 0."""
+        """When the last byte came, if the request had to wait for its turn then; else 0."""
         self.owner: CycleOwner | None = None
         self.refusal: ApiError | None = None
         self.client = ""
-        """Name of the key that the client showed; empty where the router asks for none."""
+        """Name of the key that the client showed; empty: clients need none."""
         self.keys: ApiKeys | None = None
-        """The router's keys when this one was looked up."""
+        """The router's keys at the time when the client's key was checked."""
         self.holder = ""
-        """The API key whose part of the room this takes; empty: no key's."""
+        """Name of the key whose part of the room the request takes; empty: no key's."""
         self.num_body_bytes = 0
-        """Bytes that have come, kept or not."""
+        """Body bytes that have come, kept or not."""
         self._connection = connection
         self._room = room
         self._on_whole = on_whole
@@ -158,7 +158,7 @@ class HotCycle:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Names in lower case; none that are for this hop only."""
+        """The request's headers, with names in lower case, without those for this hop only."""
         return self.head.headers
 
     def add_head(self, num_bytes: int) -> ApiError | None:
@@ -204,19 +204,19 @@ class HotCycle:
         return body
 
     def hand_over(self) -> None:
-        """The request is whole, and it is its turn: its handler gets it. A second call does nothing."""
+        """Gives the whole request to its handler, at its turn. A second call does nothing."""
         on_whole, self._on_whole = self._on_whole, _is_handed_over
         on_whole(self)
 
     def forget(self) -> None:
-        """Head and body are not needed any more: they take no room from now on."""
+        """Forgets head and body, and gives their room back."""
         if self._num_kept_bytes:
             self.head, self._body = NO_HEAD, b""
             self._room.give_back(self._num_kept_bytes, self.holder)
             self._num_kept_bytes = 0
 
     def _drop(self) -> None:
-        """The request is refused before it is whole: all but its trace is forgotten."""
+        """Forgets all of a refused request but its trace headers."""
         remains = remains_of(self.head)
         self.forget()
         self.head = remains
@@ -224,7 +224,7 @@ class HotCycle:
     # Answering.
 
     def start(self, status: int, headers: bytes, content_length: int | None, first: bytes) -> None:
-        """Status line, headers and the first bytes are on their way. ``headers``: whole lines, without framing.
+        """Sends the status line, the headers and the first bytes. ``headers``: whole lines, without framing.
 
         If a comment has begun a stream, only the first bytes are written.
         """
@@ -250,7 +250,7 @@ class HotCycle:
         self._connection.write(b"%b%b%b%b%b\r\n%b" % (line, headers, named, framing, closing, first))
 
     def write(self, body: bytes) -> None:
-        """More of the answer. Not empty."""
+        """Sends more of the answer. ``body`` is not empty."""
         self._connection.write(b"%x\r\n%b\r\n" % (len(body), body) if self._is_chunked else body)
 
     @property
@@ -259,11 +259,11 @@ class HotCycle:
 
     @property
     def may_comment(self) -> bool:
-        """Whether a comment may be written now: the client reads, and it would tear nothing."""
+        """Whether a comment may be written now: the client reads, and the comment would tear no event."""
         return not self._connection.is_full and (self.source is None or self.source.may_comment)
 
     def comment(self) -> None:
-        """The client learns that its stream is still worked on, by a line that it ignores. Only if ``may_comment``."""
+        """Sends a comment, which shows that the stream lives and which clients ignore. Only if ``may_comment``."""
         if self.has_started:
             self.write(COMMENT)
             return
@@ -272,14 +272,14 @@ class HotCycle:
         self.has_stream_begun = True
 
     def end(self) -> None:
-        """The answer is whole, and says so."""
+        """Ends an answer that is whole."""
         if self._is_chunked:
             self._connection.write(b"0\r\n\r\n")
         self._finish()
 
     def cut(self, last: bytes = b"", error: ApiError | None = None) -> None:  # noqa: ARG002 - a part's cycle reads it
-        """The connection closes after ``last``, which tells ``error``, without a clean end, so that no client takes the
-        answer for whole."""
+        """Sends ``last``, which tells ``error``, and closes the connection without a clean end, so that no client takes
+        the answer for whole."""
         if last:
             self.write(last)
         self.keep_alive = False
@@ -287,19 +287,19 @@ class HotCycle:
         self._finish(with_reset=not self._is_framed)
 
     def answer(self, status: int, body: bytes, headers: bytes = JSON) -> None:
-        """One whole answer."""
+        """Sends one whole answer."""
         self.start(status, headers, len(body), body)
         self._finish()
 
     def refuse(self, status: int, body: bytes, headers: bytes) -> None:
-        """An engine's error is the answer."""
+        """Answers with an engine's error; in a stream that has begun, as its last event, without a clean end."""
         if self.has_stream_begun:
             self.cut(api_of(self.path).refusal_event(body))
         else:
             self.answer(status, body, headers)
 
     def answer_error(self, error: ApiError, headers: bytes = b"") -> None:
-        """The router's error is the answer; in a stream that has begun its last event, without a clean end."""
+        """Answers with the router's error; in a stream that has begun, as its last event, without a clean end."""
         on_refused, self.on_refused = self.on_refused, None
         if on_refused is not None:
             on_refused(self, error)

@@ -1,4 +1,4 @@
-"""The interfaces that a cycle needs: of its connection, of what works on its answer, of a stream with comments."""
+"""The interfaces of a cycle's neighbours: its connection, the owner of its answer, and the source of a stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class CycleOwner(Protocol):
     """The object that works on the answer."""
 
     def client_gone(self) -> None:
-        """The client reads the answer no more. Comes at most once, and not after the answer is over."""
+        """The client has left. Called at most once, and not after the answer is over."""
         ...
 
     def pause(self) -> None:
@@ -39,7 +39,7 @@ class StreamSource(Protocol):
 
 
 class ClientConnection(Protocol):
-    """The connection that a cycle came on, as far as the cycle needs it."""
+    """The connection of a cycle, as the cycle needs it."""
 
     @property
     def is_full(self) -> bool:
@@ -49,12 +49,12 @@ class ClientConnection(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def answered(self) -> None:
-        """The answer is whole: the next request may be answered."""
+        """The answer is over: the next request may be answered."""
         ...
 
     def close(self, *, with_reset: bool = False) -> None:
-        """Closed once everything written is sent, or the client takes it too slowly.
+        """Closes the connection once everything written is sent, or the client has taken too long to read it.
 
-        ``with_reset``: the client sees that it was no clean end.
+        ``with_reset``: by a reset, so that the client sees that the end is not clean.
         """
         ...

@@ -1,10 +1,10 @@
-"""A connection to an engine with TLS until there is an agreement, and why there is none. The rest is ``records.py``.
+"""The TLS handshake with an engine, and why it fails. A whole handshake is an agreement. ``records.py`` does the rest.
 
     made --hello, its certificate, ours--> agreed: the connection of the pool has it
        +--another protocol, a certificate that is refused, a refusal, hung up, too slow: no byte of a request is sent
 
-Only an engine's refusal of our certificate may come later: in TLS 1.3 the engine checks it behind the agreement. vLLM's
-server then hangs up without a word; otherwise the first thing it sends is session tickets (RFC 8446, 4.6.1).
+Only an engine's refusal of our certificate may come later: in TLS 1.3 the engine checks it after the agreement. vLLM's
+server then hangs up without a byte. A server that accepts it first sends session tickets (RFC 8446, 4.6.1).
 
 Other files decide which authorities are trusted, and which certificate is shown.
 """
@@ -46,16 +46,16 @@ class EngineDoor:
     """The common part of all connections to one engine with TLS."""
 
     context: Callable[[], ssl.SSLContext]
-    """Returns the context of now."""
+    """Returns the current context."""
     name: str
     """DNS name or IP address that the engine's certificate must have."""
     authorities: str
     """The authorities that are trusted, in words for people."""
     handshakes: HandshakeRow
     on_agreed: Callable[[], None]
-    """Called when the engine has sent something behind an agreement: then it has taken our certificate."""
+    """Called when the engine has sent bytes after an agreement: it has accepted our certificate."""
     on_refused: Callable[[str], None]
-    """Called with the reason for each connection without an agreement."""
+    """Called with the reason for each connection on which TLS fails."""
 
 
 class EngineTls(TlsTransport):
@@ -68,7 +68,7 @@ class EngineTls(TlsTransport):
         self._waiting: asyncio.Protocol | None = above
         self._agreement: asyncio.Future[NoAgreementError | None] = loop.create_future()
         self._has_spoken = self._has_begun = False
-        """Whether the engine has sent something, behind the agreement if there is one; whether it speaks TLS."""
+        """Whether the engine has sent bytes, after the agreement if there is one; whether it speaks TLS."""
         self._is_left = False
         """Whether this side has closed the connection."""
         self._refusal: ResponseLost | None = None
@@ -78,7 +78,7 @@ class EngineTls(TlsTransport):
         """Waits until there is an agreement.
 
         Raises:
-            NoAgreementError: There is none by ``deadline`` (the loop's seconds). The message names ``timeout_s``.
+            NoAgreementError: None is reached by ``deadline`` (the loop's seconds). The message names ``timeout_s``.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -93,7 +93,7 @@ class EngineTls(TlsTransport):
             raise problem
 
     def abort(self) -> None:
-        """Closes the connection at once, also before it was made."""
+        """Closes the connection at once. May be called before it is made."""
         self._has_ended = self._is_left = True
         if hasattr(self, "_plain"):
             self._plain.abort()
@@ -131,7 +131,7 @@ class EngineTls(TlsTransport):
     # The handshake.
 
     def shake(self) -> None:
-        """One step. ``Handshakes`` calls it: the first one says hello."""
+        """Takes one step of the handshake; the first step sends the hello. ``Handshakes`` calls it."""
         if self._has_ended or self._plain.is_closing():
             return
         if self._tls is None:
@@ -156,7 +156,7 @@ class EngineTls(TlsTransport):
 
     def _agreed(self) -> None:
         assert self._waiting is not None
-        self._has_spoken = False  # From now on: whether it has taken our certificate.
+        self._has_spoken = False  # From now on: whether the engine has accepted our certificate.
         self._end(None)
         self._open_to(self._waiting)
 
@@ -181,11 +181,11 @@ class EngineTls(TlsTransport):
         self.abort()
 
     def _peer_ended(self) -> None:
-        """The engine answers no more."""
+        """The engine has ended in order, so it will answer no more."""
         self.abort()
 
     def _cut(self) -> Cut | None:
-        """The end as the pool's connection is told it, if TLS explains it; None: TLS does not."""
+        """The reason of the end for the pool's connection; None: TLS does not explain the end."""
         if self._refusal is None and self._is_unheard():
             self._door.on_refused(_UNHEARD)
             self._refusal = ResponseLost(_UNHEARD, is_untrusted=True)
@@ -238,8 +238,8 @@ def _certificate_problem(error: ssl.SSLCertVerificationError, shown: dict[str, A
 
 
 def _shown(tls: ssl.SSLObject) -> dict[str, Any]:
-    """The engine's certificate as ``getpeercert`` would say it: that is only for trusted ones. Python 3.13 has a
-    public way."""
+    """The engine's certificate in the form of ``getpeercert``, which returns only trusted certificates. Python 3.13 has
+    a public function for it."""
     try:
         chain = tls._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # typeshed leaves it out
         return dict(chain[0].get_info()) if chain else {}
@@ -254,7 +254,7 @@ def _names_in(shown: dict[str, Any]) -> str:
 
 
 def _days_in(shown: dict[str, Any]) -> str:
-    """The days from which and to which it is valid; empty: it has none that can be read."""
+    """The first and the last day of the certificate; empty: they cannot be read."""
     try:
         return " to ".join(day_of(ssl.cert_time_to_seconds(shown[end])) for end in ("notBefore", "notAfter"))
     except (KeyError, ValueError, OverflowError):

@@ -11,7 +11,7 @@ from pdcluster_router.http.leavers import Leavers
 
 
 def _nothing() -> None:
-    """A connection that is lost reads no more."""
+    """Reads nothing: the connection is lost."""
 
 
 class Flow(FlowControl):
@@ -47,7 +47,7 @@ class Flow(FlowControl):
             self._leavers.forget(self._descriptor)
 
     def _client_left(self, *, is_broken: bool) -> None:
-        """Closes as the loop does where it reads the end: a client that still takes bytes gets those written so far."""
+        """Closes as the loop does when it reads an end: a client that still reads gets the bytes written so far."""
         if is_broken:
             self._transport.abort()
         else:

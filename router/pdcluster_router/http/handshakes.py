@@ -1,6 +1,6 @@
-"""The connections of a port with TLS before there is an agreement: their turns, and all that they have in common.
+"""The turns of TLS handshakes, and the common facts of all connections of a port with TLS.
 
-``tls.py`` and ``engine_tls.py`` know how one of them shakes hands.
+``tls.py`` and ``engine_tls.py`` carry out the handshake of one connection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from pdcluster_router.core.clients.room import Unread
 
 SLICE_S: Final = 0.002
-"""After so many seconds of a turn of the loop, no further piece or handshake is begun in it."""
+"""After so many seconds, a turn of the loop begins no further piece or handshake."""
 
 
 class Abortable(Protocol):
@@ -38,12 +38,12 @@ class Shaking(Abortable, Protocol):
 class Handshakes:
     """Handshakes of one event loop, a few in each turn: one takes 0.2 to 5 ms, and hundreds may come at once.
 
-    Clients, callers of the internal port and engines each have a row, and the rows go by turns. With one row for all, a
-    crowd of clients kept engines waiting for longer than they may take, and the router took the engines for unwell.
+    Clients, callers of the internal port and engines each have a row, and the rows go by turns. With one row for all,
+    engines waited behind a crowd of clients until their time was over, and the router took them for unhealthy.
     """
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """``call_soon``: has a function called in the next turn of the loop."""
+        """``call_soon``: calls a function in the next turn of the loop."""
         self._call_soon = call_soon
         self._waiting: deque[deque[Shaking]] = deque()
         """The rows that are not empty; the first one is next."""
@@ -83,7 +83,7 @@ class Handshakes:
         return connection
 
     def _let_shake(self, connection: Shaking) -> None:
-        """A bug of ours closes the connection, as it would a plain one: else it could stay, unread, without a timer."""
+        """Closes the connection after a bug of ours. Else the connection could stay, unread, without a timer."""
         try:
             connection.shake()
         except BaseException:
@@ -99,7 +99,7 @@ class HandshakeRow:
         self._waiting: deque[Shaking] = deque()
 
     def enter(self, connection: Shaking) -> None:
-        """Its handshake goes on in the next turn or a later one."""
+        """The handshake of ``connection`` goes on in the next turn or a later one."""
         self._handshakes.enter(connection, self._waiting)
 
 
@@ -116,21 +116,21 @@ class TlsPort:
     """The common part of all connections of one port."""
 
     context: Callable[[], ssl.SSLContext]
-    """Returns the context with the certificate of now."""
+    """Returns the context with the current certificate."""
     new_protocol: Callable[[], asyncio.Protocol]
     """Makes the protocol above, once there is an agreement."""
     handshakes: HandshakeRow
     shaking: set[Any]
-    """The connections that have no protocol yet: uvicorn's own set, which it closes at its end."""
+    """The connections that have no protocol yet: uvicorn's own set, which uvicorn closes at its end."""
     clients: Counting
     on_refused: Callable[[str], None]
     """Called once with the reason why there is no agreement."""
     http_answer: bytes
     """The answer for a client that speaks plain HTTP."""
     new_unread: Callable[[Any], Unread]
-    """Makes the room for bytes of one connection that are not decrypted yet, once ``clients`` has it."""
+    """Makes the room for bytes of one connection that are not decrypted yet, once ``clients`` counts it."""
     on_no_room: Callable[[], None]
     """Called when such bytes find no room."""
     handshake_timeout_s: float
     linger_s: float
-    """Seconds that a client gets to take our last word."""
+    """Seconds that a client gets to read our last bytes."""

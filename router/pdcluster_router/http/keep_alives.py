@@ -1,4 +1,4 @@
-"""Writes comments into streams that bring nothing: ``core/requests/keep_alive.py`` says when.
+"""Writes comments into silent streams: ``core/requests/keep_alive.py`` says when.
 
     Router --watch()--> KeepAlives --one timer for all streams--> HotCycle.comment()
                             ^-------------- forget() ------------- HotCycle, at its end
@@ -45,7 +45,7 @@ class KeepAlives:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, cycle: HotCycle) -> None:
-        """The client of ``cycle`` has asked for a stream just now."""
+        """Watches the stream that the client of ``cycle`` has just asked for."""
         if not self._look_s:
             return
         cycle.on_over = self._forget
@@ -62,7 +62,7 @@ class KeepAlives:
         self._streams.pop(cycle, None)
 
     def _look(self) -> None:
-        """The timer stays while there are streams, and rests where there are none."""
+        """Looks at the streams that are due, and sets the timer again if there are streams."""
         self._timer = None
         now = self._now()
         num_left = MOST_LOOKS
@@ -85,6 +85,6 @@ class _Watched(Silence):
     __slots__ = ("look_at",)
 
     def __init__(self, look_at: float) -> None:
-        """``look_at``: when it is looked at next, in monotonic seconds."""
+        """``look_at``: the time of the next look, in monotonic seconds."""
         super().__init__()
         self.look_at = look_at

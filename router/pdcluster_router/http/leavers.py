@@ -1,9 +1,9 @@
-"""Clients that leave while they are not read.
+"""Notices clients that leave while their connections are not read.
 
-A connection's end is found by reading from it. A paused connection is not read, so that the bytes which its client
-sends ahead have a bound. The event loop, uvloop, cannot be asked for an end alone. So paused connections are in a set
-of the kernel's (epoll) that is asked for nothing else, and the loop watches the set. The kernel tells of an end
-although bytes before it are unread. If there are more of them than it keeps, the end cannot come, and is not seen.
+The event loop, uvloop, finds the end of a connection only by reading. A paused connection is not read, which bounds the
+bytes that its client sends ahead. So all paused connections are in one epoll set, which reports only ends, and the loop
+watches this set. The kernel reports an end although bytes before it are unread. If a client has sent more bytes than
+the kernel keeps, the end does not arrive, and is not noticed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BROKEN: Final = select.EPOLLERR | select.EPOLLHUP
 
 
 class Leavers:
-    """The paused connections of one event loop. Event loop only; a watch is two calls of the kernel."""
+    """The paused connections of one event loop. Event loop only; a watch costs two system calls."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -45,7 +45,7 @@ class Leavers:
         self._told[descriptor] = told
 
     def forget(self, descriptor: int) -> None:
-        """The connection is read again, or lost. Before its descriptor is closed: another may get the number."""
+        """The connection is read again, or lost. Call this before its descriptor, which may be reused, is closed."""
         if self._told.pop(descriptor, None) is not None:
             self._set.unregister(descriptor)
 
@@ -57,6 +57,6 @@ class Leavers:
 
     def _look(self) -> None:
         for descriptor, events in self._set.poll(0):
-            if (told := self._told.get(descriptor)) is not None:  # None: a call before has forgotten it.
+            if (told := self._told.get(descriptor)) is not None:  # None: an earlier ``told`` has forgotten it.
                 self.forget(descriptor)
                 told(is_broken=bool(events & _BROKEN))

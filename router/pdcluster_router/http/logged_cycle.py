@@ -1,6 +1,6 @@
-"""A request of a client whose router has an access log: a ``HotCycle`` that notes the facts for the log's line.
+"""The cycle of a client's request in a router with an access log: notes the facts for the log's line.
 
-Its ``teller`` knows what the engines had to do with it.
+The facts about engines come from its ``teller``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LoggedCycle(HotCycle):
         self._arrived_at: float | None = None
 
     def asks_for(self, client: str, model: str, *, is_stream: bool) -> None:
-        """The body was read. ``client``: the name of the request's key, as the keys are now."""
+        """Notes facts of the body. ``client``: the name of the request's key among the current keys."""
         self.client = client
         self._line.model = word_of(model)
         self._line.is_stream = is_stream
@@ -95,6 +95,6 @@ class LoggedCycle(HotCycle):
 
 
 def _word_in(path: bytes) -> str:
-    """The path for the log, without scheme, user and host, which a client may send too; empty where there is none."""
+    """The path for the log, without scheme, user and host, which a client may send too; empty: there is none."""
     named = path_of(path) if path else b""
     return word_of(named.decode("latin-1")) if named[:1] in (b"/", b"*") else ""  # Else it begins with scheme or user.

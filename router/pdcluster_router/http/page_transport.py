@@ -6,7 +6,7 @@ import asyncio
 
 
 class ToWhoIsThere:
-    """It drops all that is written to a closed connection. When a client leaves, uvicorn tells only the newest page of
+    """Drops all that is written to a closed connection. When a client leaves, uvicorn tells only the newest page of
     the connection. If another page then wrote, uvloop would log a long error each time."""
 
     __slots__ = ("_transport", "close", "is_closing")

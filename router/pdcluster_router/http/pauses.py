@@ -1,11 +1,11 @@
-"""Closes a client's connection that has had no request for its time. One timer serves all of its pauses.
+"""Closes a connection that has been idle too long. One timer serves all pauses of a connection.
 
     answer over --> pause --bytes come--> busy
                       +-- the timer finds that this pause has lasted its time --> closed
 
 uvicorn sets a timer at the end of each answer and cancels it at the next request, which costs 2 us. Here the timer
 stays, and is set anew for the rest of a pause that has not lasted long enough. ``idle_since`` is a plain attribute:
-each read and each request that begins set it to None.
+each read and the beginning of each request set it to None.
 
 A subclass of uvicorn 0.54's ``HttpToolsProtocol``.
 """
@@ -16,13 +16,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class PausingProtocol(HttpToolsProtocol):
-    """One connection, as far as it is idle. Event loop only."""
+    """The pauses of one connection. Event loop only."""
 
     idle_since: float | None = None
     """When the pause began, in the loop's time; None: there is none."""
 
     def go_on_or_pause(self) -> None:
-        """An answer is over: as the parent's ``on_response_complete``, but for the timer."""
+        """An answer is over. Does what the parent's ``on_response_complete`` does, but for the timer."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -34,7 +34,7 @@ class PausingProtocol(HttpToolsProtocol):
         self.begin_pause()
 
     def begin_pause(self) -> None:
-        """No request is here. The connection closes if none begins in time."""
+        """The connection is idle. It closes if no request begins in time."""
         self.idle_since = self.loop.time()
         if self.timeout_keep_alive_task is None:
             self._look_in(self.timeout_keep_alive)

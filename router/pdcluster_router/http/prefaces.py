@@ -1,11 +1,11 @@
-"""A connection of the client port until its proxy has said whose it is: the PROXY header before all else.
+"""A connection of the client port until its PROXY header is whole, which tells the client's address.
 
-    no trusted peer --> closed
+    no trusted peer --> reported, closed
     WAITING --a whole header--> handed over to the protocol above, with what came behind it
-       +--no header, too long, too slow, left--> told once, closed
+       +--no header, too long, too slow, left--> reported once if a byte has come, closed
 
-How the header looks is decided in ``core/clients/proxy_protocol.py``. Once it is whole nothing of its connection is
-kept here.
+``core/clients/proxy_protocol.py`` decides what a header looks like. Once the header is whole, nothing of the connection
+is kept here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PrefacePort:
     new_protocol: Callable[[Preface], asyncio.Protocol]
     """Makes the protocol above, once there is a header."""
     waiting: set[Any]
-    """The connections that have no protocol yet: uvicorn's own set, which it closes at its end."""
+    """The connections that have no protocol yet: uvicorn's own set, which uvicorn closes at its end."""
     clients: Counting
     on_refused: Callable[[str], None]
     """Called once with the reason why there is no header."""
@@ -44,7 +44,7 @@ class PrefacedConnection(asyncio.Protocol):
         self._port = port
         self._data = b""
         self._is_over = False
-        """It was refused, or another protocol has it."""
+        """The connection was refused, or another protocol has it."""
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
 
@@ -86,7 +86,7 @@ class PrefacedConnection(asyncio.Protocol):
         self._transport.abort()
 
     def shutdown(self) -> None:
-        """The router ends. uvicorn calls it, of a connection without a protocol."""
+        """Closes a connection without a protocol. uvicorn calls it when the router ends."""
         self.abort()
 
     def _hand_over(self, preface: Preface) -> None:
@@ -111,7 +111,7 @@ class PrefacedConnection(asyncio.Protocol):
             self.abort()
 
     def _leave(self) -> None:
-        """The connection counts here no more."""
+        """The connection does not count or wait here any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,16 +1,16 @@
-"""How a client's bytes reach the parser: in pieces that hold up no other client, one request for each that was sent.
+"""Feeds a client's bytes to the parser, in pieces that delay no other client. Each request is parsed as it was sent.
 
 This file makes up for three properties of httptools:
 
 - When a client offers an ``Upgrade``, httptools takes the body for another protocol's bytes. We speak no other
   protocol, so the offer is ignored (RFC 9110, 7.8): a fresh parser reads such a head again, without the offer.
 - Trailers come by the same call as headers. They are counted and dropped (RFC 9110, 6.5.1).
-- It sets no limit to what it collects before it calls us (a value, a trailer, a chunk's extension). We count it.
+- httptools collects any number of bytes before it calls us (a value, a trailer, a chunk's extension). We count them.
 
-Bytes that come while nothing more is wanted (``flow.read_paused``) stay unparsed in ``_rest``, and no more is read:
-parsed, a row of short requests takes ten times its bytes.
+Bytes that come while reading is paused (``flow.read_paused``) stay unparsed in ``_rest``: a row of short requests takes
+ten times as much memory once it is parsed.
 
-A subclass of uvicorn 0.54's ``HttpToolsProtocol``. Its subclass is told of whole heads, bodies and whole messages.
+A subclass of uvicorn 0.54's ``HttpToolsProtocol``. Its own subclass handles whole heads, bodies and whole messages.
 """
 
 from __future__ import annotations
@@ -42,40 +42,40 @@ from pdcluster_router.http.page_transport import ToWhoIsThere
 from pdcluster_router.http.pauses import PausingProtocol
 
 _RESET: Final = struct.pack("ii", 1, 0)
-"""SO_LINGER of no seconds."""
+"""SO_LINGER of a connection that ends with a reset."""
 SLICE_BYTES: Final = 64 << 10
-"""The most bytes of one connection that are parsed in one turn. Other connections have theirs in between."""
+"""The most bytes of one connection that are parsed in one turn of the loop. Other connections have turns in between."""
 
 SLICE_S: Final = 0.002
 """After so many seconds no further piece is parsed in this turn: 64 KiB of the shortest requests, each answered at once
-with an error, would take 70 ms, and chunks of two bytes 10."""
+with an error, would take 70 ms, and 64 KiB of chunks of two bytes 10 ms."""
 
 PIECE_BYTES: Final = 4 << 10
-"""The parser gets so many bytes at a time where requests may begin in them, for it cannot be stopped within. They are
-160 of the shortest requests at most, 3 ms.
+"""The parser gets so many bytes at a time if requests may begin in them, for it cannot be stopped within a piece. A
+piece holds 160 of the shortest requests at most, 3 ms.
 
-A body of known length comes in pieces of a slice. 7 MiB take 1.5 to 2.4 ms of CPU in all, no turn more than 0.14 ms. In
-chunks of 64 KiB they take 5.6 ms, with pieces of 16 KiB 2.5 ms, with 64 KiB 1.6 ms, and no turn more than 0.3 ms. So
-larger pieces would save less than they may cost: four or sixteen times as many requests could not be stopped.
+A body of known length is parsed a slice at a time: 7 MiB take 1.5 to 2.4 ms of CPU, at most 0.14 ms in a turn. In
+chunks of 64 KiB, 7 MiB take 5.6 ms in pieces of 4 KiB, 2.5 ms in pieces of 16 KiB and 1.6 ms in pieces of 64 KiB, at
+most 0.3 ms in a turn. Larger pieces would save less than they may cost: they hold 4 or 16 times as many requests.
 """
 
 LINE_OBJECTS_BYTES: Final = 176
 """Python's cost of each header line: a name, a value, a pair and its place in two tables."""
 
 MAX_HEADER_LINES: Final = 256
-"""The most header lines of a request. 16,000 lines of three bytes fit into the bytes of a head. Clients that sent such
-stopped the loop for 117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache takes
-100 lines, and no client that we know sends more."""
+"""The most header lines of a request. 16,000 lines of three bytes fit into the bytes of a head. Clients that sent so
+many stopped the loop for 117 ms; the likely cause is the garbage collector, which looks at each line's objects. Apache
+takes 100 lines, and no client that we know sends more."""
 
 REFUSAL_STATE: Final = "refusal"
-"""Key, in the state of a page, of the error that its client is sent in its place."""
+"""Key in a page's state for the error that the client gets instead of the page's answer."""
 
 _NO_HEADERS: Final[Headers] = []
 """Nothing is ever added to it: each message begins with a list of its own."""
 
 
 class ReadingProtocol(PausingProtocol):
-    """One connection, as far as it is read. Event loop only."""
+    """The reading side of one connection. Event loop only."""
 
     def __init__(
         self,
@@ -93,14 +93,14 @@ class ReadingProtocol(PausingProtocol):
         self.is_deaf = False
         """Whether bytes that come are dropped, because the connection ends."""
         self.num_silent_bytes = 0
-        """Bytes that have come since there was a whole head, a byte of a body or a whole message. Outside of a message
-        these are blank lines, which begin none (RFC 9112, 2.2). A client may send some behind its body.
+        """Bytes that have come since the last whole head, body byte or whole message. Between messages they are blank
+        lines, which begin no message (RFC 9112, 2.2). A client may send some after its body.
         """
         self.begun_at = 0.0
-        """When the first byte of the newest request came, monotonic seconds; on a client's connection."""
-        self._is_internal = False  # Whether it is an engine's; set in ``connection_made``.
+        """When the first byte of the newest request came, monotonic seconds; only set at the client port."""
+        self._is_internal = False  # Whether it came to the internal port; the subclass sets it.
         self.preface: Preface | None = None
-        """The PROXY header of this connection, where one is asked for; set before ``connection_made``."""
+        """The PROXY header of this connection, if the port requires one; set before ``connection_made``."""
         self._leavers = leavers
         self._max_header_bytes = max_header_bytes
         self._is_upgrade = False
@@ -117,7 +117,7 @@ class ReadingProtocol(PausingProtocol):
         """A request has begun; its head is in ``url`` and ``headers``.
 
         Raises:
-            RefusedRequest: It is answered with this error, and the connection ends.
+            RefusedRequest: The request is answered with this error, and the connection ends.
         """
         raise NotImplementedError
 
@@ -125,19 +125,19 @@ class ReadingProtocol(PausingProtocol):
         raise NotImplementedError
 
     def has_read(self) -> None:
-        """All bytes that have come are read."""
+        """A piece of the bytes that have come is parsed."""
         raise NotImplementedError
 
     def no_room(self) -> ApiError:
-        """The error for a client whose bytes find no room; it is told to whom it concerns."""
+        """The error for a client whose bytes find no room. Reports the failure."""
         raise NotImplementedError
 
     def num_body_bytes_left(self) -> int:
-        """At least so many bytes that come next are of a body; 0 or less where that is not known."""
+        """The number of next bytes that surely belong to a body; 0 or less: unknown."""
         raise NotImplementedError
 
     def refuse_the_rest(self, error: ApiError) -> None:
-        """No request can be read on this connection any more."""
+        """Answers with ``error``: no further request can be read on this connection."""
         raise NotImplementedError
 
     @property
@@ -146,7 +146,7 @@ class ReadingProtocol(PausingProtocol):
         return self.flow.write_paused
 
     def now(self) -> float:
-        """Monotonic seconds. Not the loop's: its clock stands still within a turn."""
+        """Monotonic seconds. Not the loop's time, which stands still within a turn."""
         return time.monotonic()
 
     # What the event loop says.
@@ -160,7 +160,7 @@ class ReadingProtocol(PausingProtocol):
     def data_received(self, data: bytes) -> None:
         if self.is_deaf:
             return
-        if self._rest is not None:  # It was on its way when reading was paused.
+        if self._rest is not None:  # ``data`` was on its way when reading was paused.
             self._rest = memoryview(bytes(self._rest) + data)
             self._hold_rest()
         elif len(data) <= PIECE_BYTES:
@@ -170,8 +170,8 @@ class ReadingProtocol(PausingProtocol):
             self._read_slice()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No timer and no reference cycle outlives a connection. Thousands of connections a second would else make the
-        garbage collector's passes long, and no request goes on during a pass."""
+        """No timer and no reference cycle outlives a connection. Otherwise thousands of connections a second would make
+        the garbage collector's passes long, and no request goes on during a pass."""
         self._rest = None
         self.unread.release()
         if self._linger_timer is not None:
@@ -190,12 +190,12 @@ class ReadingProtocol(PausingProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # It has not even taken its last answer.
+            self.transport.abort()  # The client has not even taken its last answer.
         else:
             super().timeout_keep_alive_handler()
 
     def linger(self, seconds: float) -> None:
-        """The connection ends by itself, or is cut off ``seconds`` after this was first called."""
+        """Cuts the connection off ``seconds`` after the first call of this, unless it has ended by then."""
         self._linger_timer = self._linger_timer or self.loop.call_later(seconds, self.transport.abort)
 
     def _read_slice(self) -> None:
@@ -212,7 +212,7 @@ class ReadingProtocol(PausingProtocol):
             self._rest = None
             self.unread.release()
             if not self.transport.is_closing():
-                self.transport.resume_reading()  # To hear of its end.
+                self.transport.resume_reading()  # To notice the client's end.
         elif self._rest is not None:
             self.transport.pause_reading()
             self._go_on()
@@ -225,7 +225,7 @@ class ReadingProtocol(PausingProtocol):
         return bytes(rest[:num_bytes])
 
     def _hold_rest(self) -> None:
-        """The bytes that wait take room. A client that finds none is refused."""
+        """Takes room for the bytes that wait. Refuses the client if there is none."""
         if self._rest is None:
             self.unread.release()
         elif self.unread.hold(len(self._rest)):
@@ -262,7 +262,7 @@ class ReadingProtocol(PausingProtocol):
             self.has_read()
 
     def refuse(self, error: ApiError) -> None:
-        """The client is told ``error``: its bytes make no sense, or are too many. Nothing more is read."""
+        """Answers ``error`` to a client whose bytes are invalid or too many. Nothing more is read."""
         self.is_deaf = True
         self.stop_reading()
         self.refuse_the_rest(error)
@@ -295,13 +295,13 @@ class ReadingProtocol(PausingProtocol):
         self.parser.feed_data(b"".join(lines) + b"\r\n")
 
     def num_head_bytes(self) -> int:
-        """Memory of the head that is being read, or somewhat more: a piece at least, which may hold body too."""
+        """The most memory of the head that is being read: at least that of a piece, which may hold body too."""
         return max(self.num_silent_bytes, PIECE_BYTES) + LINE_OBJECTS_BYTES * len(self.headers)
 
     # What the parser says.
 
     def on_message_begin(self) -> None:
-        # The parent would make a scope here. It is for ASGI only: ``cold_head`` makes one.
+        # The parent would make a scope here. Only ASGI needs a scope: ``cold_head`` makes one.
         self.url = b""
         self.headers = []
         self.is_in_message = True
@@ -310,7 +310,7 @@ class ReadingProtocol(PausingProtocol):
         self.idle_since = None  # One read may end a request, begin a pause, and begin the next request.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.is_in_head:  # Else it is a trailer, which goes no further; ``num_silent_bytes`` bounds them.
+        if self.is_in_head:  # Else it is a trailer, which is dropped; ``num_silent_bytes`` bounds trailers.
             self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -338,7 +338,7 @@ class ReadingProtocol(PausingProtocol):
         self.message_is_whole()
 
     def cold_head(self, head: RequestHead) -> None:
-        """The request goes to uvicorn, and so do its body and end."""
+        """Gives the request to uvicorn, which gets its body and end too."""
         url = origin_form(self.url)
         super().on_message_begin()
         self.url, self.expect_100_continue = url, head.expects_continue
@@ -347,8 +347,8 @@ class ReadingProtocol(PausingProtocol):
         self.cycle.transport = ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
 
     def drop_unread_page(self, error: ApiError) -> bool:
-        """Ends a page whose body was being read. Returns whether it was its turn, without an answer so far: then the
-        client is sent ``error``, and nothing that the page answers.
+        """Ends a page whose body is being read. Returns True if it is the page's turn and its answer has not begun: the
+        client then gets ``error`` instead of the page's answer.
         """
         page: RequestResponseCycle | None = self.cycle
         if not isinstance(page, RequestResponseCycle) or not page.more_body:
@@ -357,12 +357,12 @@ class ReadingProtocol(PausingProtocol):
             page.keep_alive = False  # This answer is the last one.
             return False
         page.disconnected = True
-        page.waiting_for_100_continue = False  # It would be written behind the end of the connection.
+        page.waiting_for_100_continue = False  # Else uvicorn would write 100 Continue behind the end of the connection.
         page.message_event.set()
         if not self.pipeline:
             page.scope["state"][REFUSAL_STATE] = error
             return True
-        self.pipeline.popleft()  # It is the newest, and waits.
+        self.pipeline.popleft()  # The page is the newest, and waits.
         return False
 
     def cold_body(self, body: bytes) -> None:
@@ -381,6 +381,6 @@ class ReadingProtocol(PausingProtocol):
             raise self._refused(headers_too_large(self._max_header_bytes))
 
     def _refused(self, error: ApiError) -> ValueError:
-        """An exception to raise through the parser: it stops the parser, and the client is told ``error``."""
+        """An exception to raise through the parser: it stops the parser, and the client gets ``error``."""
         self._refusal = error
         return ValueError(error.message)

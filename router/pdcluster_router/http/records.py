@@ -1,15 +1,15 @@
-"""TLS between a socket and the protocol above: bytes that come are decrypted for it, and its bytes are encrypted.
+"""TLS between a socket and the protocol above: decrypts the bytes that come, and encrypts the protocol's bytes.
 
     SHAKING --agreed--> OPEN --close(), write_eof(), the peer's end, nonsense--> ENDED
-       +--no agreement, too slow, left--> told once, closed
+       +--no agreement, too slow, left--> reported once, closed
 
 Records are made and read in memory (``ssl.SSLObject``) on top of the loop's plain connection, not by the loop's own
 TLS. So the promises of a plain connection hold. Between the socket and the protocol lie one read of the loop (256 KiB)
 and half a record at most, so reading and writing pause as if there were no TLS. An end is written at once, while the
 loop's own TLS waits for the peer's end, and cannot end one direction alone.
 
-Both sides of the router have it: ``tls.py`` to clients, ``engine_tls.py`` to engines. They decide how an agreement is
-reached, and what becomes of a connection without one.
+Both sides of the router use it: ``tls.py`` for clients, ``engine_tls.py`` for engines. These two files decide how an
+agreement is reached, and what becomes of a connection without one.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from pdcluster_router.http.handshakes import SLICE_S
 RECORD_BYTES: Final = 16 << 10
 """The most that a record holds."""
 PIECE_BYTES: Final = 16 << 10
-"""The most that is decrypted at a time, for that cannot be stopped within."""
+"""The most bytes that are decrypted at a time, for OpenSSL cannot be stopped within a piece."""
 COSTLY_PIECE_BYTES: Final = 1 << 10
 """The same for a connection that has once taken longer than ``SLICE_S`` for a piece: 16 KiB of KeyUpdates take up to
 30 ms, 16 KiB of a body 20 us."""
 MAX_REPLY_BYTES: Final = 4 << 10
-"""TLS itself answers some of a peer's messages. A peer that reads nothing gets so many bytes of that at most."""
+"""TLS itself answers some of a peer's messages. A peer that reads nothing gets at most so many bytes of answers."""
 MAX_HANDSHAKE_BYTES: Final = 256 << 10
-"""A peer's bytes up to the agreement, with what is behind it in the same piece. The longest handshake is one with a
-certificate: OpenSSL takes 100 KiB of those. Two of the largest ClientHello and data that is skipped are 48 KiB more."""
+"""The most bytes of a peer up to the agreement, with the rest of the last piece. The longest handshake has
+certificates, of which OpenSSL takes 100 KiB. Two of the largest ClientHello and skipped data are 48 KiB more."""
 NUM_WRITTEN_BYTES: Final = "num_written_bytes"
-"""A name for ``get_extra_info``: the bytes of records up to the last one with bytes of the protocol above. TLS itself
-may have written more since. Those may be lost although the peer has read all of the protocol's."""
+"""A name for ``get_extra_info``: the bytes of all records up to the last record with bytes of the protocol above. TLS
+itself may have written more since, which may be lost although the peer has read all of the protocol's bytes."""
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of a connection that ends with a reset."""
 
 
 class HandshakeTooLongError(ssl.SSLError):
-    """The peer has sent ``MAX_HANDSHAKE_BYTES``, and there is no agreement."""
+    """The peer has sent more than ``MAX_HANDSHAKE_BYTES`` without an agreement."""
 
     def __init__(self) -> None:
         super().__init__(ssl.SSL_ERROR_SSL, "handshake too long")
@@ -54,7 +54,7 @@ class HandshakeTooLongError(ssl.SSLError):
 
 
 class _End(Enum):
-    """Whether a peer's bytes end, if all of them are TLS."""
+    """Whether the peer's bytes end here, if all of them are TLS."""
 
     NONE = 0
     """They go on."""
@@ -68,12 +68,12 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         super().__init__()
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
-        """None: neither side has said anything yet."""
+        """None: the handshake has not begun."""
         self._above: asyncio.Protocol | None = None
         """None: there is no agreement yet, or the connection is lost."""
         self._plain: asyncio.Transport
         self._rest: memoryview | None = None
-        """Bytes that have come and are not decrypted."""
+        """Bytes that have come and are not decrypted yet."""
         self._is_paused = False
         """Whether the protocol above has paused reading."""
         self._is_full = False
@@ -81,13 +81,13 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._is_due = False
         """Whether more is decrypted in the loop's next turn."""
         self._has_ended = False
-        """Whether our end is written: then bytes that come are dropped."""
+        """Whether this side has ended the connection: bytes that come are dropped."""
         self._num_handshake_bytes = 0
         self._num_reply_bytes = 0
         self._num_written_bytes = 0
         """All bytes of records that were written to the socket."""
         self._num_written_for_above = 0
-        """The same when the protocol above had written last."""
+        """``_num_written_bytes`` after the last write of the protocol above."""
         self._piece_bytes = PIECE_BYTES
 
     def shake(self) -> None:
@@ -137,10 +137,10 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
     # The handshake.
 
     def _step(self, num_bytes: int = PIECE_BYTES) -> bool:
-        """Whether there is an agreement now. ``num_bytes``: of those that have come, as many are read at most.
+        """Takes one step. Returns whether there is an agreement. ``num_bytes``: the most bytes to read of ``_rest``.
 
         Raises:
-            ssl.SSLError: There will be none.
+            ssl.SSLError: The handshake has failed.
         """
         assert self._tls is not None
         if self._rest is not None:
@@ -162,7 +162,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return True
 
     def _has_said(self, records: bytes) -> None:
-        """These records of the handshake, maybe none, are written, and the peer is to go on."""
+        """Called when ``records``, which may be empty, are written and the peer has the next step. For a subclass."""
 
     def _open_to(self, above: asyncio.Protocol) -> None:
         """There is an agreement: ``above`` has the connection now."""
@@ -191,7 +191,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._go_on()
 
     def _hold_rest(self) -> None:
-        """The bytes that wait, if there are any, are kept until they can be decrypted."""
+        """Called when bytes may wait in ``_rest``. For a subclass, which may count them."""
 
     def _next_piece(self, num_bytes: int) -> memoryview:
         assert self._rest is not None
@@ -209,7 +209,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        """A bug of ours ends the connection, as it does in calls that the loop makes itself."""
+        """Reads the next slice. A bug of ours ends the connection, as in calls that the loop makes itself."""
         self._is_due = False
         try:
             self._read_slice()
@@ -248,7 +248,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
             self._flush()
 
     def _give_up(self, error: ssl.SSLError) -> None:
-        """The peer's bytes are no TLS any more, or end it with an alert: ``error`` says why."""
+        """Ends a connection whose peer sends bytes that are not TLS, or an alert. ``error`` says which."""
         raise NotImplementedError
 
     def _peer_ended(self) -> None:
@@ -265,7 +265,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         return self._plain.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Record by record: a ``MemoryBIO`` keeps the room of the most that it ever held, also while it is idle."""
+        """Encrypts record by record: a ``MemoryBIO`` keeps the most memory that it ever used, also while it is idle."""
         assert self._tls is not None
         for at in range(0, len(data), RECORD_BYTES):
             if self._has_ended:
@@ -275,7 +275,7 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._num_written_for_above = self._num_written_bytes
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        """One after the other: a large body is not copied to join it with its head."""
+        """Writes one after the other: a large body is not copied to join it with its head."""
         for data in list_of_data:
             self.write(data)
 
@@ -301,8 +301,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
         self._plain.write_eof()
 
     def close(self) -> None:
-        """Closes the connection once all is sent. One that ends with a reset gets no orderly end, so that no client
-        takes an answer for whole that was cut."""
+        """Closes the connection once all is sent. A connection that ends with a reset gets no end of TLS, so that no
+        client takes a cut answer for whole."""
         if not self._plain.is_closing():
             if self._ends_with_reset():
                 self._has_ended = True
@@ -337,8 +337,8 @@ class TlsTransport(asyncio.Transport, asyncio.Protocol):
 
 
 def _decrypted(tls: ssl.SSLObject, incoming: ssl.MemoryBIO) -> tuple[list[bytes], _End | ssl.SSLError]:
-    """The whole records that have come, decrypted, and how they end. Does not ask for more than there is: that takes
-    as long as to decrypt a request."""
+    """The decrypted bytes of the whole records that have come, and how they end. Asks OpenSSL for no more than there
+    is: that would take as long as to decrypt a request."""
     parts: list[bytes] = []
     try:
         while part := tls.read(RECORD_BYTES):

@@ -1,6 +1,6 @@
-"""A client's connection with TLS before there is an agreement, and its end without one. What follows is ``records.py``.
+"""The TLS handshake of a client's connection. A whole handshake is an agreement. ``records.py`` does the rest.
 
-A connection counts as a client's before there is an agreement. If there is none, the reason is told once.
+The connection counts as a client's from its beginning. If there is no agreement, the reason is reported once.
 ``front/certificates.py`` decides which certificate is shown.
 """
 
@@ -29,13 +29,13 @@ class TlsConnection(TlsTransport):
     """One connection of a client. Event loop only."""
 
     is_in_use = False
-    """Not before there is an agreement: then the protocol above is asked."""
+    """False before the agreement. After it, the protocol above has its own ``is_in_use``."""
 
     def __init__(self, port: TlsPort) -> None:
         super().__init__()
         self._port = port
         self._hello: HelloWatch | None = HelloWatch()
-        """The ClientHello that comes; None: it was whole."""
+        """Follows the ClientHello that comes; None: the ClientHello is whole."""
         self._timer: asyncio.TimerHandle | None = None
         self._unread: Unread
         """The room for ``_rest``."""
@@ -66,7 +66,7 @@ class TlsConnection(TlsTransport):
     # The handshake.
 
     def shake(self) -> None:
-        """One step with what has come. ``Handshakes`` calls it."""
+        """Takes one step with the bytes that have come. ``Handshakes`` calls it."""
         if self._rest is None or self._has_ended or self._plain.is_closing():
             return
         if self._tls is None:
@@ -85,10 +85,10 @@ class TlsConnection(TlsTransport):
                 self._agreed()
 
     def _num_bytes_to_read(self, rest: memoryview) -> int:
-        """No more than to the end of a ClientHello: OpenSSL must not begin a second one that was not looked at.
+        """The number of bytes for OpenSSL: up to the end of a ClientHello, so that a second one is checked first.
 
         Raises:
-            BadHello: It is not given to OpenSSL.
+            BadHello: OpenSSL must not get this ClientHello.
         """
         hello = self._hello
         if hello is None:
@@ -128,12 +128,12 @@ class TlsConnection(TlsTransport):
         self._open_to(self._port.new_protocol())
 
     def _has_opened_to(self, above: asyncio.Protocol) -> None:
-        """Bytes that wait for ``above`` count where its own do."""
+        """From now on the bytes that wait count for ``above``."""
         self._unread.release()
         self._unread = self._port.new_unread(above)
 
     def _refuse(self, reason: str, answer: bytes = b"") -> None:
-        """The client is told why, and gets a moment to read it."""
+        """Tells the client why, and gives it a moment to read the answer."""
         self._port.on_refused(reason)
         self._flush()
         if answer:
@@ -143,7 +143,7 @@ class TlsConnection(TlsTransport):
         self._stop_timer()
         self._linger()
         self._plain.write_eof()
-        self._plain.resume_reading()  # To hear of its end.
+        self._plain.resume_reading()  # To notice the client's end.
 
     def _shakes_too_long(self) -> None:
         if self._tls is not None and not self._has_ended:
@@ -152,7 +152,7 @@ class TlsConnection(TlsTransport):
         self._plain.abort()
 
     def shutdown(self) -> None:
-        """The router ends. uvicorn calls it, of a connection without a protocol."""
+        """Closes a connection without a protocol. uvicorn calls it when the router ends."""
         self._has_ended = True
         self._plain.abort()
 
@@ -162,7 +162,7 @@ class TlsConnection(TlsTransport):
         self._linger()
 
     def _linger(self) -> None:
-        """The connection ends by itself, or is cut off."""
+        """Cuts the connection off after ``linger_s``, unless it has ended by then."""
         self._timer = asyncio.get_running_loop().call_later(self._port.linger_s, self._plain.abort)
 
     def _stop_timer(self) -> None:

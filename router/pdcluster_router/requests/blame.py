@@ -12,7 +12,7 @@ from pdcluster_router.http.connection import ResponseLost
 
 
 class Suspects:
-    """The engines that answered errors to one request, of one role. Owned by the leg; made at the first failure."""
+    """The engines of one role that may be to blame for failing one request. Owned by the leg; made when needed."""
 
     __slots__ = ("_found",)
 
@@ -45,7 +45,7 @@ def blame_for(lost: ResponseLost) -> Blame:
     """The blame for a call that brought no whole answer.
 
     An engine that cannot be reached is to blame at once. An engine that hangs up may have been killed by the request
-    itself, and a client could send that to every engine. So another engine must show first that it can be served.
+    itself, and a client could send such a request to every engine. So another engine must serve the request first.
     """
     if lost.is_ours:
         return Blame.NOBODY

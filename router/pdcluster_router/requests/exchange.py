@@ -63,31 +63,31 @@ class Exchange:
         self._relay = Relay(self, cycle, request.api, services.dialect.given_up, now=now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
         self.calls = ReservationCalls(self._reservation_lost)
-        """Decode's reservation and the outcome that it was told, as far as they are known."""
+        """Decode's reservation, and the outcome for decode, as far as they are known."""
         self._attempts = PrefillAttempts(services, request, self._prefill_ended)
         self._share = BacklogShare(services, request.prefill_role, request.body.estimated_prompt_tokens)
         self._verdict = UNDECIDED
         self._prefill_reason = "no prefill engine is there to ask"
-        """Why there is no KV if no prefill engine is left: the last failure, kept for the next decode engine too."""
+        """The last failure of prefill: the reason if no prefill engine is left. Kept for the next decode engine too."""
         self._prefill_failure = ""
-        """Why decode was told for good that there is no KV; empty while it was not."""
+        """Why prefill has failed for good for this decode engine; empty: it has not."""
         self._set_timer(now)
 
     def start(self) -> None:
-        """The request goes to decode. The cycle is ours until its answer is over."""
+        """Sends the request to decode. The cycle is ours until its answer is over."""
         self._cycle.owner = self
         self._services.running.add(self)
         self._services.transfers[self._pairing.transfer_id] = self
         self._send_to_decode()
 
     def break_off(self) -> None:
-        """Ends it after a bug of ours, which its client was told of: gives back all it holds, and writes its record."""
+        """Ends the request after a bug of ours: gives all back, and writes the record. The client has an answer."""
         self._share.move(None)
         self._close()
 
     @property
     def is_done(self) -> bool:
-        """The client has decode's whole answer, and prefill is over."""
+        """Whether the client has decode's whole answer, and prefill is over."""
         return self._pairing.phase is Phase.DONE
 
     # What the router and the metaserver say (Running).
@@ -118,7 +118,7 @@ class Exchange:
 
     def prefills_locally(self, said: LocalPrefill) -> None:
         if self._pairing.phase is not Phase.AWAITING_RESERVATION:
-            return  # Its answer has begun, or it says so twice.
+            return  # Decode's answer has begun, or decode says this twice.
         self.record.prefills_locally(said)
         self._decode.recount(said.num_prompt_tokens)
         self._share.recount(said.num_local_tokens)
@@ -221,7 +221,7 @@ class Exchange:
 
     def _set_timer(self, now: float) -> None:
         # Capped at one prefill timeout, so that a prefill that starts meanwhile is not missed; at a quarter of the idle
-        # timeout, so that no byte of an answer has to look at the clock; and at the time of an engine that is gone.
+        # timeout, so that no byte of an answer has to look at the clock; and at ``gone_s``, for engines that are gone.
         timeouts = self._request.timeouts
         left_s = self._pairing.deadline - now
         delay_s = min(left_s, timeouts.prefill_s, timeouts.idle_s / 4, timeouts.gone_s)
@@ -243,18 +243,18 @@ class Exchange:
         else:
             self._look_at_engines()
         if not self._pairing.is_over:
-            self._timer.cancel()  # A try with another decode engine has set one.
+            self._timer.cancel()  # A try with another decode engine has set a timer.
             self._set_timer(self._services.now())
 
     def _look_at_engines(self) -> None:
-        """Gives up calls to engines that are gone but do not hang up: their probes tell."""
+        """Gives up calls to engines that are gone but have not hung up, as their probes show."""
         if why := self._decode.why_gone(self._relay.quiet_since):
             self._relay.lose(why)
         if not self._pairing.is_over:
             self._attempts.look()
 
     def _stalled(self) -> None:
-        """No byte of the answer has moved for too long: decode sends none, or the client takes none."""
+        """Ends a request without a byte of the answer for too long: decode sends none, or the client takes none."""
         is_client = self._relay.is_paused
         error = stalled(self._decode.name, self._request.timeouts.idle_s, is_client=is_client)
         kind = FailureKind.CLIENT_STALLED if is_client else FailureKind.DECODE_STALLED
@@ -277,7 +277,7 @@ class Exchange:
     # Decode.
 
     def _start_decode(self) -> None:
-        """Another decode engine gets the whole request. Only deadlines and failed engines are kept of the first try."""
+        """Sends the whole request to another decode engine. Deadlines and failed engines stay as they are."""
         self._relay.close()
         now = self._services.now()
         self._relay = Relay(self, self._cycle, self._request.api, self._services.dialect.given_up, now=now)
@@ -303,7 +303,7 @@ class Exchange:
         return self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
 
     def _renew_transfer(self) -> None:
-        """The request gets a new transfer id, so that leftovers of the first try cannot be taken for it."""
+        """Gives the request a new transfer id, so that late calls of the first try are not taken for the second's."""
         del self._services.transfers[self._pairing.transfer_id]
         self._pairing.restart(self._services.new_transfer_id(), now=self._services.now())
         self.record.renewed(self._pairing.transfer_id)
@@ -323,7 +323,7 @@ class Exchange:
         self._no_kv(event)
 
     def _no_kv(self, event: Event) -> None:
-        """Handles ``event``: decode or the client may be told why there is no KV. Notes if prefill is over for good."""
+        """Handles ``event``: decode or the client may be told why there is no KV. Notes if prefill fails for good."""
         reason = self._prefill_reason
         outcome = failed(reason, self._request.terms.on_prefill_failure)
         self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)
@@ -339,7 +339,7 @@ class Exchange:
         if self._attempts.start(reservation, attempt, self._pairing.transfer_deadline, self._decode.revision):
             self.record.prefill_sent(attempt, self._attempts.engine_name)
         else:
-            self._no_kv(Event.NO_PREFILL_LEFT)  # Perhaps all have failed while another decode engine had the request.
+            self._no_kv(Event.NO_PREFILL_LEFT)  # All may have failed while another decode engine had the request.
 
     def _reply_ok(self) -> None:
         self.calls.reply(succeeded(self._pairing.attempt))
@@ -371,7 +371,7 @@ class Exchange:
         self.record.write()
         self.calls.close()
         self._relay.close()
-        # They refer to us. To find such cycles took Python's garbage collector a tenth of the time of a request.
+        # Both refer to us. To find such cycles took Python's garbage collector a tenth of the time of a request.
         del self._relay, self._attempts
 
     def _forget_body(self) -> None:
@@ -381,7 +381,7 @@ class Exchange:
 
 _DECODING, _FIRST_BYTE, _DECODE_DONE = Phase.DECODING, Event.FIRST_BYTE, Event.DECODE_DONE
 _OK: Final = metrics.Outcome.OK
-"""Each request asks for these: see ``relay.py``."""
+"""Module constants, because each request reads them: ``relay.py`` says why."""
 _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.START_PREFILL: Exchange._start_prefill,
     Command.ABORT_PREFILL: lambda exchange: exchange._attempts.abort(),

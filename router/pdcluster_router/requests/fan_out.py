@@ -1,11 +1,11 @@
-"""A client's request for several sequences, served as several requests: each goes its own way by prefill and decode.
+"""Serves a client's request for several sequences in parts: each part is a request of its own to prefill and decode.
 
     client <--HotCycle-- FanOut <--PartCycle 0-- Exchange --> a prefill engine, a decode engine
                             ^------PartCycle 1-- Exchange --> likewise, with a reservation and attempts of its own
 
-``core/apis/parts.py`` decides what is taken apart, ``core/apis/merge.py`` makes one answer. A part that fails after all
-its tries fails the whole: the client gets that one error, and every other part is withdrawn. A client that leaves
-withdraws all. Each part waits for its own room at the gate.
+``core/apis/parts.py`` decides which requests are taken apart, ``core/apis/merge.py`` makes one answer. A part that
+fails after all its tries fails the whole: the client gets that one error, and every other part is withdrawn. When the
+client leaves, all parts are withdrawn. Each part waits at the gate by itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _QUEUE_FULL: Final = FailureKind.QUEUE_FULL.value
 
 
 def fan_out(services: Services, places: PartPlaces, enter: Enter, cycle: HotCycle, request: ClientRequest) -> bool:
-    """Whether the request is served in parts, from now on. ``enter``: the gate's, for each part."""
+    """Serves the request in parts, if possible. Returns whether it does. ``enter``: the gate's, for each part."""
     parts = taken_apart(request.body, is_chat=request.path == _CHAT)
     if parts is None or not places.take(len(parts.bodies)):
         return False
@@ -59,13 +59,13 @@ class FanOut:
         request: ClientRequest,
         parts: Division,
     ) -> None:
-        """``places``: of which the parts have theirs until the request has ended."""
+        """``places``: where the parts' places were taken, and are given back when the request has ended."""
         self._services = services
         self._places = places
         self._enter = enter
         self._cycle = cycle
         self._bodies = deque(parts.bodies)
-        """Those of the parts that have not entered."""
+        """The bodies of the parts that have not entered yet."""
         self._naming = naming = Naming(request.request_id, len(parts.bodies), parts.num_choices)
         self._parts = [
             PartCycle(self, number, request.path, naming.part_id(number), body.num_bytes)
@@ -77,7 +77,7 @@ class FanOut:
         self._merge = StreamMerge(naming) if request.body.is_stream else None
         self._answers = [bytearray() for _ in parts.bodies]
         self._num_bytes = [0] * len(parts.bodies)
-        """Of the answer to each part, whole or not: none of it has gone to the client."""
+        """The bytes held of the answer to each part, whole or not. None has gone to the client."""
         self._num_entered = 0
         self._num_left = len(parts.bodies)
         self._to_send = set(range(len(parts.bodies)))
@@ -85,7 +85,7 @@ class FanOut:
         self._lines = b""
         """The header lines of the answer: those of the part that began first."""
         self._held = b""
-        """The beginning of a stream, until each part is taken: up to then an error can have a status of its own."""
+        """The beginning of a stream, held until engines accept all parts: so an error can have its own status."""
         self._has_begun = False
         self._has_first_byte = False
         self._is_over = False
@@ -125,7 +125,7 @@ class FanOut:
         )
 
     def _headers_for(self, request_id: str) -> bytes:
-        """The client's header lines, with the part's id in place of the client's."""
+        """The client's header lines, with the part's id in place of the client's id."""
         line_of = self._services.dialect.client_line
         theirs = line_of(self._request.request_id.encode("ascii"))
         lines = [line for line in self._request.headers.splitlines(keepends=True) if line != theirs]
@@ -214,7 +214,7 @@ class FanOut:
         self._holds(part, len(answer))
 
     def _holds(self, part: PartCycle, num_bytes: int) -> None:
-        """Answers that are not whole count too: all parts grow together, so that one limit for each is none."""
+        """``num_bytes`` of the answer to ``part`` are held. All parts' answers grow together, so they share a limit."""
         self._num_bytes[part.number] = num_bytes
         if sum(self._num_bytes) > MAX_ANSWER_BYTES and not self._is_over:
             self._unmergeable(part, f"the answers to all parts are longer than {MAX_ANSWER_BYTES} bytes")
@@ -275,7 +275,7 @@ class FanOut:
             self._cycle.refuse(error.status, error.body, error.headers)
 
     def _end(self) -> None:
-        """No part runs any more. The record is written once each has said how it ended."""
+        """Withdraws the parts that run. The record is written in the next turn, when each part has an outcome."""
         self._is_over = True
         for part in self._parts[: self._num_entered]:
             if not part.response_complete:
@@ -286,11 +286,11 @@ class FanOut:
         self._services.divided.discard(self._record)
         self._record.write()
         self._places.give_back(len(self._parts))
-        self._parts.clear()  # They refer to us.
+        self._parts.clear()  # The parts refer to us.
 
 
 def _api_of(services: Services) -> ClientApi:
-    """As of each client, but an answer that is not streamed is held until it is whole: until then it is tried again."""
+    """OpenAI's API, with plain answers held until they are whole: until then a part can be tried again."""
     return replace(OPENAI, unfinished=partial(given_up_in, marks=services.dialect.given_up))
 
 

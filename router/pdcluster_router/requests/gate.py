@@ -35,7 +35,7 @@ class Gate:
     """The queue of one router. Event loop only; ``drain`` empties it."""
 
     def __init__(self, services: Services, start: Start, flow_of: Callable[[str], KeyFlow]) -> None:
-        """``start``: called with each request that enters. ``flow_of``: the flow of a key's name."""
+        """``start``: called with each request that enters. ``flow_of``: returns the flow of a key's name."""
         self._services = services
         self._start = start
         self._flow_of = flow_of
@@ -58,8 +58,8 @@ class Gate:
         self._queue(_Waiting(self, cycle, request, admission), share)
 
     def leave(self, waiting: _Waiting) -> None:
-        """The client has left the queue."""
-        if waiting.admission.leave(waiting):  # Else another part has just left with it, and the wait is counted there.
+        """The client of a request in the queue has left, or the request is a part that was withdrawn."""
+        if waiting.admission.leave(waiting):  # Else ``_admit``, ``_expire`` or ``drain`` counts the wait.
             self._waited(waiting, self._services.now())
         self._services.make_room()  # A request behind it may fit into the room.
         if waiting.cycle.is_withdrawn:
@@ -68,7 +68,7 @@ class Gate:
             self._ended(waiting, FailureKind.CLIENT_GONE, Outcome.CLIENT_GONE, None)
 
     def waiting_with(self, request_id: str) -> list[ClientRequest]:
-        """The requests of this id that wait. Costs a look at each that does."""
+        """The requests of this id that wait. Costs a look at each waiting request."""
         waiters = [waiting for admission in self._admissions.values() for waiting in admission.waiters]
         return [waiting.until_now() for waiting in waiters if waiting.request.request_id == request_id]
 
@@ -80,7 +80,7 @@ class Gate:
         self._services.make_room()
 
     def drain(self) -> None:
-        """No request waits any more."""
+        """Refuses all requests that wait."""
         if self._timer is not None:
             self._timer.cancel()
         now = self._services.now()
@@ -106,7 +106,7 @@ class Gate:
         waiting.first_turn = admission.turn_log.num_turns
         self._wake_by(until)
         self._services.make_room()  # It may be small enough to pass those before it.
-        if displaced is not None:  # Last: its client may have sent another request already, which comes here at once.
+        if displaced is not None:  # Last: its client's next request may be here already, and enters at once.
             self._waited(displaced, now)
             self._has_no_place(displaced, now)
 
@@ -144,7 +144,7 @@ class Gate:
             self._wake_by(min(left))
 
     def _waited(self, waiting: _Waiting, now: float) -> None:
-        """It is in the queue no more."""
+        """Counts the wait of a request that has left the queue."""
         request = waiting.request
         self._services.metrics.waited(request.client, now - request.received_at)
 
@@ -157,7 +157,7 @@ class Gate:
             self._turn_away(waiting, FailureKind.QUEUE_TIMEOUT, queue_timeout(retry_after_s))
 
     def _has_no_place(self, waiting: _Waiting, now: float) -> None:
-        """It found the queue full, or lost its place to another key's: it costs its key nothing of its rates."""
+        """Refuses a request that got no place, or lost it to another key's. Its key's rates do not count it."""
         if waiting.cycle.slot is not None:
             waiting.cycle.slot.give_back(now)
         retry_after_s = waiting.admission.retry_after_s(now=now)
@@ -178,7 +178,7 @@ class Gate:
         admission = waiting.admission
         reason = f"{admission.num_queued} wait, the backlog is {admission.backlog_tokens} tokens"
         if kind is FailureKind.WITHDRAWN:
-            self._services.failures.count(kind)  # The failure, or the client's leaving, was told.
+            self._services.failures.count(kind)  # The failure, or that the client left, was reported.
         else:
             self._services.failures.tell(Failure(kind, waiting.request.request_id, reason=reason))
         if self._services.kept.is_on:
@@ -196,10 +196,10 @@ class _Waiting:
         self.cycle = cycle
         self.request = request
         self.first_turn: int | None = None
-        """The number of the queue's next turn when it came; None: it has found no place."""
+        """The number of the queue's next turn when the request came; None: it has got no place."""
 
     def until(self, turn: int) -> ClientRequest:
-        """The request, which knows what entered before ``turn`` while it waited."""
+        """The request, with the turns that others had before ``turn`` while it waited."""
         if self.first_turn is None:
             return self.request
         return replace(self.request, turns_ahead=(self.request.prefill_role, self.first_turn, turn))

@@ -33,7 +33,7 @@ _UNKNOWN: Final = frozenset((401, 403, 404))
 
 
 PrefillEnd: TypeAlias = Callable[[str | None, Blame], None]
-"""Gets why prefill failed (None: it did not), and whose fault that is. Called once, unless the leg is closed."""
+"""Called once, unless the leg is closed, with why prefill failed (None: it did not), and whose fault that is."""
 _NOTHING: Final = (b"", b"")
 _MAX_REASON_BYTES: Final = 300
 _MAX_REPLY_BYTES: Final = 1 << 20
@@ -41,7 +41,7 @@ _MAX_REPLY_BYTES: Final = 1 << 20
 
 
 class DecodeLeg:
-    """Owned by its exchange. ``close`` gives back the call and the engine."""
+    """The decode leg of a request. Owned by its exchange. ``close`` gives back the call and the engine."""
 
     __slots__ = (
         "_call",
@@ -66,7 +66,7 @@ class DecodeLeg:
         self._num_asked = 0
         self._suspects: Suspects | None = None
         self._call: Call | None = None
-        self._tried: tuple[Engine, ...] = ()  # No list of its own: as a rule it stays empty.
+        self._tried: tuple[Engine, ...] = ()  # A tuple costs nothing: as a rule it stays empty.
         self._fresh = False
 
     @property
@@ -90,14 +90,14 @@ class DecodeLeg:
         return self.engine is not None
 
     def send(self, params: DecodeParams | bytes | None, line: bytes, sink: ResponseSink) -> Call:
-        """The request is on its way to the placed engine, with one more header line. No ``params``: no transfer."""
+        """Sends the request to the placed engine, with one more header line. ``params``: None for no transfer."""
         assert self.engine is not None
         body = self.request.body.for_decode(params)
         self._call = self.engine.post(self.request.path, self.request.headers + line, body, sink, fresh=self._fresh)
         return self._call
 
     def recount(self, num_prompt_tokens: int) -> None:
-        """Decode has tokenized the prompt: so many, exactly."""
+        """Decode has tokenized the prompt: it has exactly ``num_prompt_tokens``."""
         num_more = num_prompt_tokens - self._num_prompt_tokens
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens += num_more
@@ -119,10 +119,10 @@ class DecodeLeg:
             self.engine.began(self._era)
 
     def refused(self, status: int) -> None:
-        """The engine answered an error that is the client's to see."""
+        """The engine answered an error that goes to the client."""
         self.responded()
         if self.engine is not None and status in _UNKNOWN:
-            self.engine.weigh_down(self._num_tokens)  # It refuses at once: it would have the least load, and get most.
+            self.engine.weigh_down(self._num_tokens)  # Else this idle engine would get most requests.
 
     def succeeded(self) -> None:
         """The answer is whole."""
@@ -136,11 +136,11 @@ class DecodeLeg:
             self._suspects.failed(self.engine, self._era, self._num_tokens, blame)
 
     def why_gone(self, quiet_since: float) -> str:
-        """Why no answer will come, if no byte has come since then (monotonic seconds); empty: nothing says so."""
+        """Why no answer will come; empty: one may come. ``quiet_since``: when the last byte came, monotonic seconds."""
         return _why_gone(self.engine, quiet_since, self.request.timeouts) if self.engine is not None else ""
 
     def may_send_again(self, lost: ResponseLost) -> bool:
-        """Whether the request surely never reached an engine. If so it is ready to be placed again."""
+        """Whether the request surely never reached an engine. If so, ``place`` may be called again."""
         if lost.is_unsent or (lost.is_stale and not self._may_get_work()):
             self.leave()
             return True
@@ -149,7 +149,7 @@ class DecodeLeg:
         return lost.is_stale and is_first_time
 
     def _may_get_work(self) -> bool:
-        """Whether the engine still takes requests that it has not seen: it may have begun to terminate meanwhile."""
+        """Whether the engine still takes new requests: it may have begun to terminate meanwhile."""
         return self.engine is not None and self.engine.state is EngineState.SERVING
 
     def leave(self) -> None:
@@ -160,7 +160,7 @@ class DecodeLeg:
         self._give_back()
 
     def spare(self) -> None:
-        """This engine aborts the request, which has failed through no fault of the engine: it may be asked again."""
+        """The engine aborts the request, which failed through no fault of the engine. The engine may be asked again."""
         self._num_asked -= 1
         self._give_back()
 
@@ -171,7 +171,7 @@ class DecodeLeg:
             self._suspects.close(num_asked=self._num_asked)
 
     def _give_back(self) -> None:
-        """The engine aborts the request if it still runs; the engine no longer counts it."""
+        """Has the engine abort the request if it still runs, and takes the request off the engine's load."""
         if self._call is not None:
             if not self._call.is_closed:  # As a rule it has ended.
                 self._call.close()
@@ -182,7 +182,7 @@ class DecodeLeg:
 
 
 class PrefillAttempts:
-    """At most one leg runs at a time. Owned by its exchange; ``abort`` gives the leg back."""
+    """The prefill attempts of a request, one leg at a time. Owned by its exchange; ``abort`` gives the leg back."""
 
     __slots__ = (
         "_engine",
@@ -215,7 +215,7 @@ class PrefillAttempts:
         return self._engine.name if self._engine is not None else ""
 
     def start(self, reservation: Posted, attempt: Attempt, deadline: float, revision: str) -> bool:
-        """The call is on its way; False when no engine is left. ``deadline``: the transfer's, monotonic seconds.
+        """Sends the call. Returns False if no engine is left. ``deadline``: the transfer's, monotonic seconds.
 
         ``revision``: decode's. Prefill engines of another revision write KV that decode would misread.
         """
@@ -238,12 +238,12 @@ class PrefillAttempts:
         return self.request.terms.place_prefill(self.request, self._failed, revision) is not None
 
     def replied(self) -> None:
-        """Prefill says that it has done its part."""
+        """The prefill engine has answered without an error."""
         if self._engine is not None:
             self._engine.began(self._era)
 
     def succeeded(self) -> None:
-        """Decode answers with the KV of the newest attempt: only that proves it."""
+        """Decode answers with the KV of the newest attempt: only that proves that the attempt succeeded."""
         if self._suspects is not None:
             self._suspects.accuse()
         if self._engine is not None:
@@ -270,7 +270,7 @@ class PrefillAttempts:
             self._suspects.close(num_asked=self._num_asked)
 
     def abort(self) -> None:
-        """No attempt of this request runs any more; where the dialect says so, its call goes on for a while."""
+        """Ends the attempt that runs. If the dialect says so, its call goes on for a while."""
         leg, self._leg = self._leg, None
         if leg is not None:
             leg.leave(self._services)
@@ -314,7 +314,7 @@ class PrefillLeg:
         self._began_at = engine.load.placed_at
 
     def send(self, path: bytes, headers: bytes, body: Parts) -> None:
-        """The call is on its way."""
+        """Sends the call."""
         self._path, self._headers, self._body = path, headers, body
         self._post()
 
@@ -324,7 +324,7 @@ class PrefillLeg:
             self.on_lost(ResponseLost(why))
 
     def leave(self, services: Services) -> None:
-        """The owner hears no more. Prefill aborts the request if it runs, or may end it where the dialect says so."""
+        """Calls the owner no more. Prefill aborts the request, or goes on for a while if the dialect says so."""
         if self._is_over or not services.dialect.prefill_goes_on_s:
             self.close()
         else:
@@ -332,7 +332,7 @@ class PrefillLeg:
             self._timer = services.call_later(services.dialect.prefill_goes_on_s, self.close)
 
     def close(self) -> None:
-        """Prefill aborts the request if it still runs; the owner hears no more."""
+        """Has prefill abort the request if it still runs. Calls the owner no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None  # It refers to us.
@@ -344,7 +344,7 @@ class PrefillLeg:
         self._engine.give_back(self._num_tokens)
 
     def _end_alone(self, failure: str | None, blame: Blame) -> None:  # noqa: ARG002  # there is nothing to retry
-        """The call has ended after its request was over, or went on elsewhere."""
+        """A call that went on after ``leave`` has ended."""
         self.close()
 
     # What the call says (ResponseSink).
@@ -366,7 +366,7 @@ class PrefillLeg:
             quoted = self._reply[:_MAX_REASON_BYTES] if self._head.status >= 500 else b""
             text = quoted.decode("utf-8", "replace")
             reason = f"{self._engine.name} answered {self._head.status} {text}".rstrip()
-            # Another engine may do, after a 4xx too: decode takes this request.
+            # Another engine may succeed, after a 4xx too: decode accepts this request.
             self._on_end(reason, Blame.PERHAPS)
 
     def _failure_in(self, reply: bytes) -> str | None:
@@ -386,7 +386,7 @@ class PrefillLeg:
             self._on_end(f"{self._engine.name}: {lost.reason}", blame_for(lost))
 
     def _post(self) -> None:
-        """The call is on its way; the second time on a new connection."""
+        """Sends the call; the second time on a new connection."""
         self._reply = b""
         self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=self._is_resent)
 

@@ -1,4 +1,4 @@
-"""One part of a client's request: a request of its own to the engines, which answers to the whole and not to a client.
+"""One part of a client's request: a request of its own to the engines. Its answer goes to the whole, not to a client.
 
     Exchange, Gate, Relay --HotCycle's calls--> PartCycle --> FanOut
 
@@ -35,31 +35,31 @@ PartError: TypeAlias = ApiError | EngineError
 
 
 class PartOwner(Protocol):
-    """The request that a part belongs to. This protocol is here to say so: it has one implementer."""
+    """The whole that a part belongs to, as the part needs it. ``FanOut`` is the only implementation."""
 
     def part_begins(self, headers: bytes) -> None:
-        """Its answer begins, with these header lines: it can be tried no more."""
+        """A part's answer begins, with these header lines. The part cannot be tried again."""
         ...
 
     def part_says(self, part: PartCycle, chunk: bytes) -> None:
-        """Bytes of its answer."""
+        """The next bytes of the part's answer."""
         ...
 
     def part_ends(self, part: PartCycle) -> None:
-        """Its answer is whole."""
+        """The part's answer is whole."""
         ...
 
     def part_fails(self, part: PartCycle, error: PartError) -> None:
-        """There is no answer, or not all of it."""
+        """The part has no answer, or not all of it."""
         ...
 
     def part_is_sent(self, part: PartCycle) -> None:
-        """Its body will not be sent again. May come more than once."""
+        """The part's body will not be sent again. May be called more than once."""
         ...
 
 
 class PartCycle(HotCycle):
-    """A part's side of its exchange, in place of a client's. Event loop only; owned by its whole."""
+    """The cycle of a part, which has no client. Event loop only; owned by its whole."""
 
     __slots__ = ("_whole", "is_withdrawn", "number")
 
@@ -69,17 +69,17 @@ class PartCycle(HotCycle):
         self.num_body_bytes = num_body_bytes
         self.is_withdrawn = False
         self.number = number
-        """The index of its choice."""
+        """The number of the part: the ``index`` of its choice."""
         self._whole = whole
 
     @property
     def is_taken(self) -> bool:
-        """Whether an engine has found nothing wrong with it: vLLM sends the head of a stream after it has looked."""
+        """Whether an engine has accepted the part: vLLM checks a request before it sends the head of a stream."""
         source = self.source
         return self.has_started or (source is not None and bool(source.stream_lines) and source.may_comment)
 
     def withdraw(self) -> None:
-        """It is not wanted any more: it gives back all that it holds. Its whole hears no more of it."""
+        """Ends the part, whose whole has ended: gives back all that it holds."""
         self.is_withdrawn = True
         self.gone()
 
@@ -116,8 +116,8 @@ class PartCycle(HotCycle):
 
 
 class OnePrefill:
-    """Sends the choices of one prompt to one prefill engine: it computes the prompt once, and has it cached for the
-    others. Where that engine fails, or fares badly, each goes its own way."""
+    """Sends the choices of one prompt to one prefill engine, which computes the prompt once, and has it cached for the
+    other choices. A choice that this engine has failed goes elsewhere; an engine that is not well is replaced."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
@@ -144,7 +144,7 @@ def _is_well(engine: Engine) -> bool:
 
 
 class _Nowhere:
-    """The connection of a part: it has none."""
+    """In place of a connection, which a part does not have."""
 
     is_full: Final = False
 

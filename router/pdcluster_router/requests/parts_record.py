@@ -1,5 +1,5 @@
-"""The record of a request that is served in parts, for metrics, access log and ``pdcluster why``: that of all parts,
-put together. Decides nothing.
+"""The record of a request that is served in parts, for metrics, access log and ``pdcluster why``. It joins the
+records of all parts. Decides nothing.
 
 A part has a row and a trace line of its own too, under its own id. The request is counted once.
 """
@@ -45,12 +45,12 @@ class PartsRecord:
         self._outcome: Outcome | None = None
         self._failed_part: PartCycle | None = None
         self._failures: tuple[FailureKind, ...] = ()
-        """Of the request as a whole; parts have their own."""
+        """The failures of the whole; parts have their own."""
         self._ended_at: float | None = None
         self._status: int | None = None
         self._error = ""
         self._told: Told | None = None
-        """All that it tells, once it is written."""
+        """The result of ``told``, once the record is written."""
 
     def first_byte(self) -> None:
         """The first bytes of any part's answer have come."""
@@ -61,12 +61,12 @@ class PartsRecord:
         self._end(Outcome.OK, status)
 
     def part_failed(self, part: PartCycle, status: int | None, code: str) -> None:
-        """The request fails with this part, which knows its outcome soon. ``status``: that of the client's answer."""
+        """The request fails because of ``part``, whose outcome is known soon. ``status``: of the client's answer."""
         self._failed_part = part
         self._end(None, status, code)
 
     def unmergeable(self, part: PartCycle, status: int | None, code: str, reason: str) -> None:
-        """The part has an answer, from which no whole one can be made."""
+        """The answer to ``part`` cannot become part of the whole's answer."""
         self._failures = (FailureKind.DECODE_LOST,)
         engine = part.teller.told().decode_engine if part.teller is not None else ""
         self._services.failures.tell(
@@ -80,7 +80,7 @@ class PartsRecord:
         self._end(Outcome.CLIENT_GONE, None)
 
     def write(self) -> None:
-        """Call it once, when each part has said how it ended."""
+        """Writes the record. Call it once, when each part has an outcome."""
         self._told, services = self.told(), self._services
         told = self._told
         if told.outcome is not None:
@@ -96,7 +96,7 @@ class PartsRecord:
 
     @property
     def has_entered(self) -> bool:
-        """Whether a part of it has left the queue for the engines."""
+        """Whether a part has left the queue for the engines."""
         return any(isinstance(part.teller, Record) for part in self._parts)
 
     @property
@@ -144,8 +144,8 @@ class PartsRecord:
         )
 
     def slowest_part(self) -> KeptRow | None:
-        """The row of the part that is the furthest behind: of those without a first byte, or else of all, the one whose
-        last step is the longest ago. None: the request has ended, or each part has its answer.
+        """The row of the unanswered part that is furthest behind. A part without a first byte is behind all others; of
+        equals, the part whose last step is the longest ago. None: the request has ended, or no part is unanswered.
         """
         if self._ended_at is not None:
             return None
@@ -164,7 +164,7 @@ class PartsRecord:
         return part.teller.told().outcome
 
     def _trace(self, told: Sequence[Told]) -> RequestTrace:
-        """The parts' steps as those of one request: a prompt's tokens count once, and of times the last counts."""
+        """One trace line for all parts: each prompt's tokens once, the last reservation, and the longest prefill."""
         lines = [one.trace for one in told if one.trace is not None]
         prompts = [line for line in lines[:: self._num_choices] if line.prompt_tokens is not None]
         slow = max(lines, key=_prefill_s, default=None)
@@ -179,7 +179,7 @@ class PartsRecord:
         )
 
     def _moments(self, rows: Iterable[KeptRow]) -> list[MomentPart]:
-        """Those of all parts, in the order in which they came; and what failed in no part."""
+        """The moments of all parts in order of time, with the failures of the whole and of parts in the queue."""
         happened = [moment for row in rows for moment in _split(row.moments) if moment[1] != _WITHDRAWN.value]
         ended_s = (self._ended_at or self._received_at) - self._received_at
         queued = [part.teller for part in self._parts if isinstance(part.teller, Told)]
@@ -189,7 +189,7 @@ class PartsRecord:
 
 
 def _progress(row: KeptRow) -> tuple[bool, float]:
-    """Whether an answer has begun since the last failure, and when its last moment was, in seconds."""
+    """Whether the row's last moment is the first byte of an answer, and when that moment was, in seconds."""
     if not row.moments:
         return False, 0.0
     at_s, what, *_ = row.moments[-_NUM_FIELDS:]

@@ -1,7 +1,7 @@
 """The record of one request, for failures, metrics, trace, access log and ``pdcluster why``. Decides nothing.
 
-Record   its trace line, its spans, its outcome, and each failure on the way: written down by its exchange
-Verdict  the end that it gets if it ends now
+Record   the request's trace line, spans, outcome and failures, as its exchange reports them
+Verdict  how the request ends if it ends now
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
 _FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
 _RESERVATION_SPAN, _PREFILL_SPAN, _FIRST_BYTE_SPAN, _TOTAL_SPAN = Span
 _WORDS: Final[dict[Outcome | None, str]] = {None: "", **{outcome: outcome.value for outcome in Outcome}}
-"""Names of their own: each request reads them. To find a member in its Enum takes Python 3.11 ten times as long, and an
-Enum's ``value`` is written in Python."""
+"""Module constants, because each request reads them. Python 3.11 takes ten times as long to find a member in its Enum,
+and an Enum's ``value`` is a function in Python."""
 
 
 class Record:
@@ -135,7 +135,7 @@ class Record:
         self._moments += (now - self._line.received_at, _PREFILL_SENT, engine, attempt, "")
 
     def prefill_replied(self, *, is_well: bool) -> None:
-        """``is_well``: prefill says that it has done its part."""
+        """``is_well``: whether prefill has answered without an error."""
         self._line.prefill_replied_at = now = self._services.now()
         self._services.metrics.took(_PREFILL_SPAN, now - (self._line.prefill_sent_at or now))
         if is_well:
@@ -150,7 +150,7 @@ class Record:
         self._moments += (at_s, _FIRST_BYTE, self._decode_name, 0, "")
 
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
-        """The client has its answer, or has left. ``status``: that of its answer; None: it got no (whole) answer."""
+        """The client has its answer, or has left. ``status``: of the answer; None: the client got no whole answer."""
         line, metrics = self._line, self._services.metrics
         line.ended_at = now = self._services.now()
         line.status = status
@@ -162,7 +162,7 @@ class Record:
             metrics.ended(outcome)
 
     def client_gone(self, doing: str, *, is_withdrawn: bool) -> Outcome:
-        """The client has left. ``is_withdrawn``: it is a part that is not wanted any more. Returns the outcome."""
+        """The client has left; or, if ``is_withdrawn``, this part's whole has ended. Returns the outcome."""
         outcome = Outcome.LOST if is_withdrawn else Outcome.CLIENT_GONE
         if is_withdrawn:
             kind = FailureKind.WITHDRAWN
@@ -241,7 +241,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of the request if it ends now: the words for decode, for the client and for the metrics."""
+    """How the request ends if it ends now: the outcome for decode, the client's error, and the metrics' outcome."""
 
     outcome: PrefillOutcome
     error: ApiError | DecodeRefusal

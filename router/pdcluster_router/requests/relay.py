@@ -1,12 +1,12 @@
-"""From decode's response to the client's answer: bytes verbatim, and never an error that looks like success.
+"""Relays decode's response to the client: passes bytes on unchanged, and never lets an error look like success.
 
     HOLDING --first event or body byte--> RELAYING --end--> OVER
        |                                     |
        +--error before it--> one HTTP error  +--lost--> an SSE error event, then a cut
 
-vLLM sends ``200`` and headers before it knows that the request works. So status and headers are held back until the
-event of a stream that would be an error, or the first byte of a plain answer, is there. Errors are collected whole, and
-so are plain answers of an API that shows only at their end whether they are whole.
+vLLM sends ``200`` and headers before it knows that the request works. So the relay holds back status and
+headers until it has the first byte of a plain answer, or the event of a stream that would be an error. Errors are
+collected whole, and so are plain answers, if their API shows only at the end whether they are whole.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OURS: Final = frozenset(
         b"x-request-id",
     )
 )
-"""Headers that are about one connection, not about the answer (RFC 9110, 7.6.1), and the id, which is ours to tell."""
+"""Headers about one connection, not about the answer (RFC 9110, 7.6.1), and the request id, which the router adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class DecodeRefusal:
 
 
 class RelayOwner(Protocol):
-    """The exchange that this answer belongs to. Of ``answered``, ``refused`` and ``decode_lost`` one is called, once.
+    """The owner of a relay. One of ``answered``, ``refused`` and ``decode_lost`` is called, once.
 
-    None of them is called after ``stop`` or ``fail``. This protocol is here to say so: it has one implementer.
+    None of them is called after ``stop`` or ``fail``. ``Exchange`` is the only implementation.
     """
 
     def first_byte(self) -> None:
@@ -83,7 +83,7 @@ class RelayOwner(Protocol):
         ...
 
     def decode_lost(self, lost: ResponseLost) -> None:
-        """Decode did not answer to the end. The client was not told yet."""
+        """Decode's answer did not come, or not to its end. The client has not been told yet."""
         ...
 
 
@@ -94,7 +94,7 @@ class _State(Enum):
 
 
 _HOLDING, _RELAYING, _OVER = _State
-"""Names of their own: to find a member in its Enum takes Python 3.11 ten times as long."""
+"""Module constants: Python 3.11 takes ten times as long to find a member in its Enum."""
 
 
 class Relay:
@@ -120,8 +120,8 @@ class Relay:
     def __init__(
         self, owner: RelayOwner, cycle: HotCycle, api: ClientApi, given_up: Mapping[bytes, str], *, now: float
     ) -> None:
-        """``given_up``: bytes by which an unfinished answer is known, unless ``api`` has its own. ``now``: monotonic
-        seconds.
+        """``given_up``: bytes by which an unfinished answer is known, unless ``api`` has its own marks.
+        ``now``: monotonic seconds.
         """
         self._owner = owner
         self._api = api
@@ -137,7 +137,7 @@ class Relay:
         """Whether the client is slower than decode: no byte comes because none is read."""
         self._num_seen_bytes = 0
         self.quiet_since = now
-        """When ``has_moved`` last found new bytes, or that the client was too slow for more; monotonic seconds."""
+        """When ``has_moved`` last found new bytes, or a client that was too slow for more; monotonic seconds."""
         self._state = _HOLDING
         self._watch: ErrorWatch | None = None
         cycle.source = self
@@ -147,7 +147,7 @@ class Relay:
         self._call = call
 
     def fail(self, error: ApiError) -> None:
-        """The client learns of ``error``: as the answer, or, when that has begun, as its last event and a cut."""
+        """Tells the client ``error``: as the answer; if that has begun, by a cut, in a stream after an error event."""
         if self._state is _OVER or self._cycle.response_complete:
             return
         is_stream = self._state is _RELAYING and self._is_event_stream
@@ -165,7 +165,7 @@ class Relay:
             self._cycle.refuse(refusal.status, refusal.body, refusal.headers)
 
     def has_moved(self, *, now: float) -> bool:
-        """Whether bytes have come since this was last asked."""
+        """Whether bytes have come since the last call."""
         has_moved = self.num_bytes != self._num_seen_bytes
         self._num_seen_bytes = self.num_bytes
         if has_moved or self.is_paused:
@@ -227,7 +227,7 @@ class Relay:
             passed = body if self._watch is None else self._watch.feed(body)
             if passed:
                 self._cycle.write(passed)
-            if passed is not body:  # After an error its engine ends the stream as if all was well.
+            if passed is not body:  # An engine ends a stream after an error as if all was well.
                 self._look_for_late_error()
             return
         if not num_before:
@@ -285,7 +285,7 @@ class Relay:
         self._owner.decode_lost(lost)
 
     def _problem_of_held(self) -> str:
-        """Why the held bytes are no whole answer; empty: they are one, as far as their API can say."""
+        """Why the held bytes are no whole answer; empty: they are whole, as far as the API shows."""
         if not self._is_event_stream:
             return self._api.unfinished(self._held) if self._api.unfinished is not None else ""
         watch = self._api.watch(self._marks)
@@ -296,7 +296,7 @@ class Relay:
         if self._watch is not None and (problem := self._watch.problem_at_end()):
             self._break_off(problem)
         if self._state is _OVER:
-            return  # It has broken off already.
+            return  # It was broken off above.
         self._state = _OVER
         self._cycle.end()
         self._owner.answered(head.status)
@@ -338,7 +338,7 @@ class Relay:
         return from_engine(head.status, self._held, self._api.error_body)
 
     def _abandon(self, status: int, body: bytes, head: ResponseHead) -> None:
-        """Answer the error now. Nothing more is read from decode."""
+        """Answers the error now. Reads nothing more from decode."""
         if self._call is not None:
             self._call.close()
         self._refuse(status, body, head)
@@ -348,12 +348,12 @@ class Relay:
         self._owner.refused(DecodeRefusal(status, body, JSON + extra))
 
     def _release(self, head: ResponseHead) -> None:
-        """Status, headers and what was held go to the client."""
+        """Sends status, headers and the held bytes to the client."""
         self._owner.begins()
         held, self._held = bytes(self._held), b""
         self._state = _RELAYING
         if self._is_event_stream or (self._api.unfinished is None and len(held) != head.content_length):
-            self._watch = self._api.watch(self._marks)  # Else the answer is whole, and was looked at.
+            self._watch = self._api.watch(self._marks)  # Else the answer is whole, and was checked.
             held = self._watch.feed(held)
         # A stream goes without decode's length, which counts neither comments nor an event that tells an error.
         length = None if self._is_event_stream else head.content_length

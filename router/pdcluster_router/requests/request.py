@@ -1,4 +1,4 @@
-"""One client request, parsed, as every later step gets it; and its share of a backlog."""
+"""A client's request in parsed form, for all later steps; and its share of a backlog."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pdcluster_router.services import Services
 
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
-"""Names of their own: to find a member in its Enum takes Python 3.11 ten times as long."""
+"""Module constants: Python 3.11 takes ten times as long to find a member in its Enum."""
 TurnsAhead: TypeAlias = tuple[Role, int, int]
-"""The role of the engines whose queue it is, the first turn of its ``TurnLog``, and the one after the last."""
+"""Turns in the queue for engines of this role: the first turn in its ``TurnLog``, and the turn after the last."""
 LARGE_BODY_BYTES: Final = 4 << 10
-"""A longer body is forgotten once no engine will be sent it any more. To forget it takes 1 us; its scan took 5."""
+"""A longer body is forgotten once it will not be sent again. That takes 1 us; the scan of so many bytes took 5 us."""
 
 
 class ClientRequest(RequestFacts, frozen=True, kw_only=True):
@@ -27,23 +27,23 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
 
     request_id: str
     client_address: str = ""
-    """Only where the router has an access log."""
+    """Empty if the router has no access log."""
     trace_id: str = ""
-    """The id in its ``traceparent``; empty where it has none that is valid."""
+    """The id in its ``traceparent``; empty: it has no valid one."""
     api: ClientApi
     """The API of its path."""
     timeouts: Timeouts
     terms: Terms
     has_transfer: bool
-    """Whether a prefill engine shall do the prompt; False: decode does it by itself."""
+    """Whether a prefill engine shall compute the prompt; False: decode computes it."""
     is_part: bool = False
-    """Whether it is one of several that serve a client's request (``fan_out.py``): the whole is counted, not it."""
+    """Whether it is a part of a client's request (``fan_out.py``): metrics count the whole, not the part."""
     received_at: float
     """Monotonic seconds. The request's times count from here, also while it waits to enter."""
     read_s: float | None = None
     """Seconds from its first byte to its last one; None: it came from no client."""
     turn_s: float | None = None
-    """Seconds from its last byte until it was received, if it had to wait for its turn."""
+    """Seconds from its last byte until it was received; None: it did not wait for its turn."""
 
     turns_ahead: TurnsAhead | None = None
     """The requests that entered while it waited in the queue; None: it did not wait."""
@@ -59,7 +59,7 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
         return self.received_at + self.timeouts.enter_s
 
     def without_body(self) -> ClientRequest:
-        """The request without headers and body, once no engine will be sent it any more."""
+        """The request without headers and body, for the time when it will not be sent again."""
         return msgspec.structs.replace(self, headers=b"", body=self.body.forgotten())
 
 

@@ -1,19 +1,19 @@
 """Decode engines bring their reservations here, and wait for the outcome of the prefill.
 
-An engine may also say that it computes what it lacks of a prompt itself: then it waits for nothing. If this comes too
-late, when the answer has begun or ended, it changes nothing.
+A decode engine may also say that it computes the missing tokens itself: then it waits for nothing. Such a call changes
+nothing once the answer has begun.
 
-200 carries an outcome. Every other status carries a failed one: 400 a body that is no reservation, 403 a call that no
-holder of the cluster's secret has sealed, or a token that is not of this cluster or not for this attempt, 404 an
-unknown or ended transfer. A token is good only while its transfer is in the table, so a replayed one is of no use.
+An answer 200 carries an outcome. Every other status carries a failed outcome: 400 for a body that is no reservation,
+403 for a call without a seal by the cluster's secret, or with a token of another cluster or attempt, 404 for an unknown
+or ended transfer. A token is valid only while its transfer runs, so a replayed token is of no use.
 
 The token covers a transfer and an attempt, not the place where the KV goes; the seal covers every byte of the body.
-The router does not check that the engine which sealed a call is the one that has this transfer: its calls may come
-from another address than it is reached at (a Service, another node of the engine), and holders of the secret trust
-each other.
+The router does not check that a call comes from the engine that has this transfer: an engine's calls may come from
+another address than the one at which it is reached (a Service, another node of the engine), and holders of the secret
+trust each other.
 
 vLLM may submit a request twice with the same transfer parameters, so several calls can wait for one decision. A call
-that says that an attempt was lost opens the question again: it, and every later call, waits for a new outcome.
+that reports a lost attempt opens the decision again: this call and every later one wait for a new outcome.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SEAL: Final = SEAL_HEADER.encode()
 
 
 def take_reservation(services: Services, cycle: HotCycle) -> None:
-    """Hands the reservation to its transfer. The call is answered now, or waits there for the outcome."""
+    """Hands the reservation to its transfer. The call is answered now, or waits for the outcome."""
     seal, body = cycle.head.fields.get(_SEAL, b""), cycle.take_body()
     try:
         call = services.dialect.call_in(seal, body, services.transfers)
@@ -90,19 +90,19 @@ class ReservationCalls:
     __slots__ = ("_on_lost", "_waiters", "outcome", "reservation")
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
-        """``on_lost``: decode has hung up on every call before the outcome was known."""
+        """``on_lost``: called when decode has hung up on every call before the outcome was known."""
         self.reservation: Posted | None = None
         self.outcome: PrefillOutcome | None = None
-        """None while it is not known."""
+        """None: it is not known yet."""
         self._on_lost: Callable[[], None] | None = on_lost
         self._waiters: list[_OpenCall] = []
 
     def fits(self, reservation: Posted) -> bool:
-        """Whether this is the transfer's first reservation, or the same again: prefill would not fill other blocks."""
+        """Whether this is the transfer's first reservation, or the same again. Prefill would not fill other blocks."""
         return self.reservation is None or _blocks_of(reservation) == _blocks_of(self.reservation)
 
     def join(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
-        """The outcome if it is known; None: ``cycle`` waits for it. ``fits`` holds."""
+        """The outcome if it is known; None: ``cycle`` waits for it. ``fits`` must hold."""
         if self.reservation is None:
             self.reservation = reservation
         if self.outcome is None:
@@ -110,11 +110,11 @@ class ReservationCalls:
         return self.outcome
 
     def reopen(self) -> None:
-        """The outcome is not known any more: another attempt will tell."""
+        """The outcome is open again: another attempt decides it."""
         self.outcome = None
 
     def reply(self, outcome: PrefillOutcome) -> None:
-        """The outcome is known; calls that wait get it. Nothing happens when it was known already."""
+        """Answers the calls that wait with ``outcome``. Does nothing if the outcome was known already."""
         if self.outcome is not None:
             return
         self.outcome = outcome
@@ -124,7 +124,7 @@ class ReservationCalls:
             waiter.cycle.answer(200, body)
 
     def gone(self, waiter: _OpenCall) -> None:
-        """One call was cut off by decode."""
+        """Decode has cut off one call."""
         self._waiters.remove(waiter)
         if not self._waiters and self.outcome is None:
             self.outcome = failed("decode hung up on the metaserver")
@@ -132,7 +132,7 @@ class ReservationCalls:
                 self._on_lost()
 
     def close(self) -> None:
-        """The request is over: its owner hears nothing any more."""
+        """The request is over: ``on_lost`` is not called any more."""
         self._on_lost = None
 
 

@@ -18,9 +18,9 @@ from pdcluster_router.telemetry.metrics import Outcome
 
 
 def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
-    """``error`` is the answer to a request that was not parsed, or that a bug of ours has ended."""
+    """Keeps a request that was refused before it was parsed, or that a bug of ours has ended. ``error``: its answer."""
     if not services.kept.is_on or cycle.teller is not None:
-        return  # The queue or the exchange tells it.
+        return  # The queue or the exchange keeps it.
     now = services.now()
     services.kept.keep(
         KeptRow(
@@ -40,7 +40,7 @@ def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
 
 
 def keep_limited(services: Services, request: ClientRequest, error: ApiError) -> None:
-    """``error`` is the answer to a request whose key has asked for too much."""
+    """Keeps a request that was refused because its key is over a limit. ``error``: its answer."""
     if services.kept.is_on:
         end = {"ended_at_unix_s": services.unix_now(), "outcome": Outcome.LIMITED.value}
         services.kept.keep(replace(facts_of(request), status=error.status, error=error.code, **end))
@@ -54,7 +54,7 @@ def keep_turned_away(
     reason: str,
     error: ApiError | None,
 ) -> None:
-    """The request was turned away from the queue, or its client has left: then ``error`` is None."""
+    """Keeps a request that the queue has refused. ``error``: None if it was withdrawn or its client has left."""
     waited_s = services.now() - request.received_at
     services.kept.keep(
         replace(

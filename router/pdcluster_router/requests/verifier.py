@@ -1,9 +1,9 @@
-"""Verifies a revision: a real request through one pair of it, where only KV that prefill computed and pushed counts.
+"""Verifies a revision by a real request through one pair of it. Only KV that prefill computed and pushed counts.
 
-The request takes a client's own way (``Exchange``), on other terms: this pair and no other, one attempt, decode may not
-recompute, and its answer carries a receipt. ``core/requests/verification.py`` decides what counts as proof. Counts in
-the metrics as any request. Holds its share of prefill's backlog, but does not queue for it: a busy pool must not look
-like a broken one.
+The request goes the way of a client's request (``Exchange``), on other terms: only this pair, one attempt, decode may
+not recompute, and its answer carries a receipt. ``core/requests/verification.py`` decides what counts as proof. The
+request counts in the metrics like any other. It holds its share of prefill's backlog, but does not queue for it: a busy
+pool must not look like a broken one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from pdcluster_router.services import Services
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING: Final = 4
-"""Verifications at a time. 4: an operator asks one for each revision; more would be load, not proof."""
+"""The most verifications at a time. 4: an operator asks one for each revision; more would be load, not proof."""
 _VERIFIED: Final = "verified revision=%s prefill=%s decode=%s seconds=%.3f tokens=%d content=compared"
 _NOT_VERIFIED: Final = "not verified revision=%s prefill=%s decode=%s seconds=%.3f reason=%s"
 _PATH: Final = b"/v1/completions"
@@ -62,7 +62,7 @@ _NUM_TOKENS: Final = 2
 """Tokens of the answer: the first comes from the pushed KV, the second from a step of decode alone."""
 _POLL_S: Final = 0.01
 _LEAST_S: Final = 0.001
-"""The time of a trial that begins too late: it ends as any request whose time is over."""
+"""The seconds of a trial that begins too late: it ends like any request whose time is over."""
 _ONCE: Final = Retries(max_prefill_attempts=1, max_decode_attempts=1, recomputes=False)
 
 
@@ -84,7 +84,7 @@ class Verifier:
         self._num_running = 0
 
     async def verify(self, order: VerifyOrder) -> VerifyAnswer:
-        """KV was pushed through a pair of this revision. Takes ``order.timeout_s`` at most.
+        """Proves that KV is pushed through a pair of this revision. Takes ``order.timeout_s`` at most.
 
         Raises:
             RefusedRequest: No proof, and why: 409 when a request proved nothing, 503 when an engine is missing, 429
@@ -182,7 +182,7 @@ class Verifier:
 
 
 class _CollectedAnswer:
-    """The answer of an exchange, kept: a client connection without a client."""
+    """Collects the answer of an exchange, in place of a client's connection."""
 
     is_full: Final = False
 
@@ -214,7 +214,7 @@ def _never(_: HotCycle) -> None:
 
 
 def _body_of(num_words: int) -> bytes:
-    """A request of that many words. It names no model, so that an engine answers for the one it has."""
+    """The body of a request of ``num_words``. It names no model, so that an engine uses the one it has."""
     prompt = prompt_of(num_words, os.urandom(num_random_bytes(num_words)))
     return orjson.dumps({"prompt": prompt, "max_tokens": _NUM_TOKENS, "ignore_eos": True, "temperature": 0})
 

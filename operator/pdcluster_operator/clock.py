@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 _BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux's clock that counts sleep. Elsewhere, on a developer's machine, one that may not."""
+"""Linux's clock, which counts the time that the machine sleeps. Other systems' clocks may not count it."""
 
 Clock = Callable[[], float]
-"""Seconds from some moment on; never goes back."""
+"""Returns seconds since some fixed moment; never goes back."""
 
 
 def steady_s() -> float:
-    """Seconds that count sleep too: an operator whose machine wakes up must not believe that it still leads."""
+    """Seconds, with the machine's sleep: an operator whose machine wakes up must not believe that it still leads."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 

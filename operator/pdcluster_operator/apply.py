@@ -136,8 +136,8 @@ class Applier:
             self._keep(stored)
 
     async def _apply(self, ref: Ref, document: Object, owner: Object) -> Object:
-        """Apply the document. If somebody else owns a field, apply by force, but only a document with a uid: its child was
-        seen to be ours."""
+        """Apply the document. If somebody else owns a field, apply it by force, but only if it has a uid: the child was
+        then seen to be ours."""
         try:
             return await self._kube.apply(document)
         except Taken as taken:

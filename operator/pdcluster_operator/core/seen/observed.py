@@ -26,7 +26,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class SeenWorkload:
-    """A Deployment or LeaderWorkerSet of ours. Role and hashes are its labels'; numbers are as in ``fleet.Workload``."""
+    """A Deployment or LeaderWorkerSet of ours. Role and hashes are its labels'; numbers as in ``fleet.Workload``."""
 
     name: str
     kind: Kind

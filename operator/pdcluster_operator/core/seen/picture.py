@@ -109,8 +109,8 @@ def _role_of(view: View) -> Role | None:
 
 
 def _problems(picture: Picture) -> Iterable[SeenProblem]:
-    """Crash loops come first, then problems of children, then problems of pods. Each part is sorted by name, so the order
-    stays the same."""
+    """Crash loops come first, then problems of children, then problems of pods. Each part is sorted by name, so the
+    order stays the same."""
     of_pods = [(pod.ref.name, _problem(pod, pod.problem, is_loop=pod.is_looping)) for pod in picture.pods]
     of_children = [(one.ref.name, _problem(one, _child_problem(picture, one))) for one in picture.children]
     told = [*sorted(of_children, key=_by_name), *sorted(of_pods, key=_by_name)]

@@ -152,8 +152,8 @@ class EventReason(_Explained):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One fact. ``transition_s``: when its truth changed last. ``update_s``: time of the last progress; only Progressing
-    has it.
+    """One fact. ``transition_s``: when its truth changed last. ``update_s``: time of the last progress, only of
+    Progressing.
 
     ``update_s`` is written as ``lastUpdateTime``, as in a Deployment. So a new leader counts the same deadline.
     """

@@ -1,8 +1,8 @@
 """Where an API server is, and our credentials for it: from a pod's files, or from a kubeconfig (``kubeconfig.py``).
 
-A pod finds both in two variables and three files. The standard library can read these; the official client would take
-a third more memory in a router (docs/decisions/0008). Source of truth: Kubernetes' page "Accessing the Kubernetes API
-from a Pod".
+A pod finds both in two variables and three files. The standard library can read these. So a router does without the
+official client, which would take a third more memory (docs/decisions/0008). Source of truth: Kubernetes' page
+"Accessing the Kubernetes API from a Pod".
 """
 
 from __future__ import annotations

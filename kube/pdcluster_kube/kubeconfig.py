@@ -70,8 +70,8 @@ class Kubeconfig:
         return self._loaded.header
 
     async def renew(self) -> bool:
-        """Read the kubeconfig anew and run its exec plugin again, for a token may have run out. Returns whether the header
-        is new.
+        """Read the kubeconfig anew and run its exec plugin again, for a token may have run out. Returns whether there
+        is a new header.
 
         A plugin's new client certificate is used only by sessions that are opened later.
 

@@ -1,8 +1,8 @@
 """Compares the caches with the API server: at the start, every ``resync_s`` after that, and when a watch began anew.
 
-The auditor drops objects whose deletion no watch has reported (see ``caches``). It also finds out that a watch has gone
-blind: then two comparisons in a row find an object that no event has reported. Lists are read from the newest state. So
-an object that was in the caches before a list began, and is not in that list, is gone.
+The auditor drops objects whose deletion no watch has reported (see ``caches``). It also finds out whether a
+watch has gone blind. That is so if two comparisons in a row find an object that no event has reported. Lists are read
+from the newest state. So an object that was in the caches before a list began, and is not in that list, is gone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.5
 _GATHER_S: Final = 1.0
-"""Wait before ``drop_gone``: after a restart of the API server all watches begin anew, and one call serves them all."""
+"""Seconds to wait before ``drop_gone``: if the API server restarts, all watches begin anew, and one call is enough."""
 _MAX_WAIT_S: Final = 60.0
-"""The longest wait after tries of ``drop_gone`` that failed."""
+"""The longest wait after tries of ``drop_gone`` that failed, in seconds."""
 
 
 class Auditor:

@@ -1,4 +1,4 @@
-"""The operator's calls to the API server. A write carries as preconditions the state on which it was decided.
+"""The operator's calls to the API server. A write to an object that was seen names its uid, its version, or both.
 
 Paths are in ``kinds.py``, the meaning of status codes in ``core/answers.py``. Every call has a deadline and raises a
 ``KubeError`` unless it was surely done (``errors.py`` says what helps). A client with a fence writes only while we
@@ -182,7 +182,7 @@ class HttpKube:
             return await self._do(dataclasses.replace(call, query={**_STRICT, **_FORCE}))
 
     async def apply_status(self, ref: Ref, uid: str, status: Object, *, resource_version: str) -> Object:
-        """Make ``status`` all that we set in the object's status. Returns the whole object.
+        """Set the object's status. A field of ours that ``status`` does not have is removed. Returns the whole object.
 
         The apply is forced, because status has no other writer.
 
@@ -265,7 +265,7 @@ class HttpKube:
             self._on_answer(call, status)
 
     def _limit(self, call: ApiCall, deadline: float) -> float:
-        """Event loop's time at which this try must end. A write must end before our leadership does.
+        """The event loop's time at which this try must end. A write must end before our leadership does.
 
         Raises:
             NotLeader: We do not lead.

@@ -129,8 +129,8 @@ def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: ApiAccess)
 
 
 def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float, silence_s: float) -> kopf.OperatorSettings:
-    """``timeout_s``: seconds to connect; a list may take six times as long. A watch that was silent for ``silence_s``
-    begins anew."""
+    """Settings for kopf. ``timeout_s``: seconds to connect; a list may take six times as long. A watch that was silent
+    for ``silence_s`` begins anew."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # It would need rights on the whole cluster.

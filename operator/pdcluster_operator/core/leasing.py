@@ -88,7 +88,7 @@ class Candidate:
         return replace(self, seen=record, seen_at=now, leads_until=began + self.times.renew_s)
 
     def resigned(self) -> Candidate:
-        """The candidate after it has stopped to act. The record of ``parting`` may be written only after that."""
+        """The candidate after it has stopped acting. The record of ``parting`` may be written only after that."""
         return replace(self, leads_until=NEVER)
 
     def parting(self, renewed: str) -> LeaseRecord | None:

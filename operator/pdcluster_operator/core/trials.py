@@ -14,7 +14,7 @@ from pdcluster_operator.core.seen.observed import VerificationResult
 from pdcluster_operator.core.status.pool_status import Verification
 
 PACE: Final = RetryPace(first_s=2.0, most_s=300.0)
-"""Seconds between two requests. More often than every 300 s is of no use: people mend a pool that cannot transfer."""
+"""Seconds between two requests. The waits grow to 300: people mend a pool that cannot transfer, and need longer."""
 PATIENCE: Final = 4
 """Requests in a row without an answer until the verification counts as failed: with waits of up to half a minute."""
 

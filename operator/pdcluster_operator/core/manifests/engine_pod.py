@@ -1,4 +1,4 @@
-"""The pod template of one role's engines. The template's hash is made over it.
+"""The pod template of one role's engines. Every field of it counts for the template's hash.
 
 If a release changes this template, an upgrade of the operator restarts every engine of every pool. So such a change
 needs a line in CHANGELOG. Settings that only routers or the planner need are not in the template.

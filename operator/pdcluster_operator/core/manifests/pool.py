@@ -24,8 +24,8 @@ Document = dict[str, Any]
 HTTP: Final = "http"
 """Name of the port on which engines and routers answer. Routers look for this name in EndpointSlices."""
 PORT: Final = launch.HTTP_PORT
-"""Number of that port, the same in every pod. No side channel may use it. Two pods have the port at one address only if
-overrides put both pods on the network of one node."""
+"""Number of the port ``HTTP``, the same in every pod. No side channel may use it. Two pods have the port at one address
+only if overrides put both pods on the network of one node."""
 INTERNAL: Final = "internal"
 """Name of a router's second port, for engines' callbacks, the operator's orders, metrics and pages."""
 INTERNAL_PORT: Final = launch.INTERNAL_PORT
@@ -39,7 +39,7 @@ API_SERVER_PORTS: Final = (443, 6443)
 """Ports of the API server: its Service's, and that of most servers behind it. Which of the two a policy sees depends on
 the network plugin. The API server is no pod, so a policy can name only its port."""
 USER_ID: Final = 10001
-"""Id of no user on any node; above 10,000, as scanners of manifests want."""
+"""A user id that belongs to no user on a node: above 10,000, as scanners of manifests want."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def role_labels(role: Role, revision: str = "", template: str = "") -> dict[str,
 
 
 def engine_selector(pool: Pool, role: Role, revision: str = "", template: str = "") -> dict[str, str]:
-    """``matchLabels`` of one role's engines. An empty ``revision`` or ``template`` selects all of them."""
+    """``matchLabels`` of one role's engines. If ``revision`` or ``template`` is empty, engines of any match."""
     return {labels.CLUSTER: pool.label, **role_labels(role, revision, template)}
 
 

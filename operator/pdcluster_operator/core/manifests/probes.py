@@ -3,8 +3,9 @@
 Startup and liveness ask vLLM's ``/health``: 200 as soon as the model is loaded, 503 when the engine behind the server
 has died. An engine with TLS asks for certificates, and kubelets have none. So ``pdcluster ready --alive`` asks the
 engine from its own container. Readiness (``pdcluster ready``) also asks decode's side channel: without the side channel
-decode would take requests whose KV never comes. A removed pod first runs ``pdcluster drain``. It returns when the engine
-has been idle for longer than routers need to notice, or when the time is over. Then the engine gets its SIGTERM.
+decode would take requests whose KV never comes. A removed pod first runs ``pdcluster drain``. This command returns when
+the engine has been idle for longer than routers need to notice, or when the time is over. Then the engine gets its
+SIGTERM.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ProxyProtocol, router
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 NOTICE_S: Final = 5
-"""Seconds for which a removed router takes new connections: so long kube-proxies of a busy cluster need to notice."""
+"""Seconds for which a removed router takes new connections: kube-proxies of a busy cluster notice the removal late."""
 KEYS_FOLDER: Final = "/etc/pdcluster/api-keys"
 """A mounted folder, not a single file: only folders follow a change of their Secret."""
 KEYS_FILE: Final = "keys"

@@ -94,7 +94,7 @@ class Plan:
     """The plan's actions, in this order: children, moves, prunes, scalers' statuses, status.
 
     ``asked``: objects that carry the user's overrides. Before any action the API server is asked whether it would take
-    each of these objects. So a spec that it refuses changes nothing that runs. For a stop they are only the routers'
+    each of these objects. So a spec that it refuses changes nothing that runs. A stop asks only about the routers'
     objects. ``facts``: the findings that ``status`` was made from. ``to_verify``: the target, if a request through it
     can be sent and none was answered yet. ``wake_after_s``: seconds until the next plan, even if nothing happens.
     """

@@ -72,7 +72,7 @@ def target_of(pool: Pool, observed: Observed) -> Target:
 
 
 def wanted_of(spec: PDClusterSpec, scalers: Mapping[Role, int]) -> Mapping[Role, int]:
-    """Instances wanted of each role. ``scalers``: replicas that scalers ask for; a role without one has the spec's.
+    """Instances wanted of each role. ``scalers``: replicas that scalers ask for; for a role without one, the spec's.
 
     Raises:
         ConfigError: No numbers fit the ratio.

@@ -15,10 +15,9 @@ The planner looks for moves in this order. All moves that are possible now make 
 
 The laws (tests/property/test_rollout.py):
   - the target grows only while all pods, terminating ones too, stay within wanted + surge;
-  - useful instances go only while wanted - unavailable useful ones remain. Useless ones go only while that many would
-    remain if all old instances got ready: so a Deployment cleans up unhealthy replicas too;
-  - while an old revision is there, the target's shares of the wanted number differ by one instance at most between
-    the roles;
+  - useful instances go only while wanted - unavailable useful ones remain. Useless instances go only while that many
+    would remain if all old instances got ready (as in a Deployment's clean-up of unhealthy replicas);
+  - while an old revision is there, the two roles' shares (target's replicas / wanted) differ by one instance at most;
   - a group that serves is left only when the target is verified and ready, or has no room for its first instance.
 """
 

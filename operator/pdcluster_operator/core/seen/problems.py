@@ -3,8 +3,8 @@
 A *death* is one end of a container's program. Kubernetes keeps the last death and counts all deaths in one pod. This
 file counts the *row*: how many deaths in a row had the same cause, from one picture of the pod to the next. A row of
 three is a *crash loop*. A life of more than ten minutes in which the pod was ready ends a row, as it ends the kubelet's
-back-off. When a pod is seen for the first time, all its deaths count as one row, unless the pod is too old for that: a
-death may take a life of ten minutes and a back-off.
+back-off. When a pod is seen for the first time, all its deaths count as one row, unless the pod is too old for that:
+for each death it may be older by a life of ten minutes and a back-off.
 
 LeaderWorkerSets with ``RecreateGroupOnPodRestart`` make a group anew as soon as one of its containers has died. So no
 container of theirs is seen waiting in ``CrashLoopBackOff``. A row goes on from a pod to the next pod of the same name.
@@ -164,7 +164,7 @@ def _ended_last(container: StatusPart) -> StatusPart | None:
 
 def _as_death(name: str, ended: StatusPart, count: int, times: _Times) -> Death:
     ended_s = unix_s_of(ended.get("finishedAt"))
-    began_s = unix_s_of(ended.get("startedAt")) or ended_s  # containerd says 1970 if it never began (its issue 9080).
+    began_s = unix_s_of(ended.get("startedAt")) or ended_s  # containerd says 1970 if none began (its issue 9080).
     served_long = times.unready_s > began_s + 1 and ended_s > began_s + LONG_LIFE_S
     is_row = not served_long and _are_near(count, times.started_s, began_s, ended_s)
     cause = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"
@@ -173,9 +173,9 @@ def _as_death(name: str, ended: StatusPart, count: int, times: _Times) -> Death:
 
 
 def _are_near(count: int, started_s: int, began_s: int, ended_s: int) -> bool:
-    """Whether ``count`` deaths may be one row: between ``started_s``, the pod's start, and the last death there was no
-    time for more lives than that. A life counts as ``LONG_LIFE_S``, or as the last life if that was longer, and a
-    back-off. ``started_s`` 0: unknown, so they may."""
+    """Whether ``count`` deaths may be one row: the time from ``started_s``, the pod's start, to the last death is not
+    longer than ``count`` lives with their back-offs. Each life counts as ``LONG_LIFE_S`` or, if that is longer, as the
+    last life. ``started_s`` 0: the start is unknown, and they may."""
     longest_s = max(LONG_LIFE_S, ended_s - began_s) + BACK_OFF_S
     return not started_s or ended_s - started_s <= count * longest_s
 

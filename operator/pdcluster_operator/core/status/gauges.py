@@ -1,6 +1,6 @@
 """The gauges of each PDCluster: its conditions, and how long it has not been ready though it should be.
 
-They are made from statuses alone, so they go with the object. Labels are bounded: a namespace and a name for each
+They are made from statuses alone, so they end with the object. Labels are bounded: a namespace and a name for each
 object, eight conditions, and for each condition the one truth that holds.
 """
 

@@ -14,7 +14,7 @@ from pdcluster_operator.core.status.conditions import EventReason
 from pdcluster_operator.core.status.pool_status import EventKind, KubernetesEvent
 
 CONTEST_S: Final = 60
-"""Seconds. A field that is set back twice within them is contested: an autoscaler sets its field every 15 s."""
+"""Seconds. A field that is set back twice within this time is contested: autoscalers set a field every 15 s."""
 TELL_AGAIN_S: Final = 3600
 """Seconds. Kubernetes forgets Events after an hour, so the user is told again."""
 MAX_REMEMBERED: Final = 256
@@ -26,7 +26,8 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """``fields``: of the child ``ref``, as the API server spells them; ``by``: the managers that had them."""
+    """Fields of the child ``ref`` that we set back. ``fields``: as the API server spells them. ``by``: the managers that
+    set them."""
 
     ref: str
     fields: tuple[str, ...]

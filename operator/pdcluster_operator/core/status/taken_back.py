@@ -26,8 +26,8 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """Fields of the child ``ref`` that we set back. ``fields``: as the API server spells them. ``by``: the managers that
-    set them."""
+    """Fields of the child ``ref`` that we set back. ``fields``: as the API server spells them. ``by``: the managers
+    that set them."""
 
     ref: str
     fields: tuple[str, ...]

@@ -1,4 +1,5 @@
 """Access to Kubernetes for router, operator and command line: credentials, sessions, reads and watches, one back-off.
 
-Each of the three decides itself what it asks and what an answer means. Imports nothing of ours but the protocol.
+Router, operator and command line each decide what to ask and what an answer means. Of our packages this one imports
+only the protocol.
 """

@@ -1,8 +1,8 @@
 """Where an API server is, and our credentials for it: from a pod's files, or from a kubeconfig (``kubeconfig.py``).
 
-A pod has them in two variables and three files, which the standard library can read: the official client would take a
-third more memory in a router (docs/decisions/0008). Source of truth: Kubernetes' page "Accessing the Kubernetes API
-from a Pod".
+A pod finds both in two variables and three files. The standard library can read these. So a router does without the
+official client, which would take a third more memory (docs/decisions/0008). Source of truth: Kubernetes' page
+"Accessing the Kubernetes API from a Pod".
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Credentials(Protocol):
     """Our credentials as an HTTP header. Event loop only."""
 
     def header(self) -> str:
-        """Value of ``Authorization``; empty: none is sent.
+        """Value of the header ``Authorization``; empty: send no such header.
 
         Raises:
             OSError: The file with the token cannot be read.
@@ -34,7 +34,7 @@ class Credentials(Protocol):
         ...
 
     async def renew(self) -> bool:
-        """Called after a 401: whether there is another header to try.
+        """Get newer credentials after a 401. Returns whether there is another header to try.
 
         Raises:
             Unavailable: The source of the credentials gave none.
@@ -83,13 +83,13 @@ class AuthoritiesError(ConfigError, OSError):
 
 @dataclass(frozen=True, slots=True)
 class KubeAccess:
-    """Access as a pod has it, or as flags say."""
+    """The access that a pod has, or that flags name."""
 
     url: str
     ca_file: Path | None = None
     """None: the system's own authorities."""
     token_file: Path | None = None
-    """None: no token is sent, to an API server or proxy that asks for none."""
+    """None: no token is sent, because the API server or the proxy asks for none."""
 
     @property
     def server_name(self) -> None:
@@ -107,7 +107,7 @@ class KubeAccess:
 
 
 class TokenFile:
-    """A token in a file, which Kubernetes renews every hour. The file is read again when its time has changed."""
+    """A token in a file, which Kubernetes renews every hour. The file is read again when its mtime has changed."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -123,7 +123,7 @@ class TokenFile:
         return self._header
 
     async def renew(self) -> bool:
-        """False: the newest token has just been sent."""
+        """Always False: the newest token has just been sent."""
         return False
 
 
@@ -161,7 +161,7 @@ class PodFacts:
         return KubeAccess(self.kube_api, self.kube_ca_file, self.kube_token_file) if self.kube_api else None
 
     def as_settings(self) -> dict[str, object]:
-        """The known facts, by name."""
+        """The known facts, by name of the field."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -178,10 +178,10 @@ def read_pod(environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT
 
 
 def checked_api_url(url: str) -> str:
-    """A URL that a token may be sent to, without a slash at its end. A path is kept: some clusters are behind one.
+    """``url`` without a slash at its end, if a token may be sent to it. A path is kept: some API servers need one.
 
     Raises:
-        ValueError: It is no such URL, or it would send the token unencrypted to another machine.
+        ValueError: ``url`` is no URL of an API server, or a token would go unencrypted to another machine.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:

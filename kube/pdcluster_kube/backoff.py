@@ -14,11 +14,11 @@ class Backoff:
     most_s: float
 
     def pause_s(self, num_failures: int, chance: float, *, asked_s: float = 0.0) -> float:
-        """The wait after ``num_failures`` in a row, 1 or more. It is at least ``first_s`` and ``asked_s``.
+        """Seconds to wait after ``num_failures`` in a row, 1 or more: at least ``first_s``, and at least ``asked_s``.
 
-        Else the n-th wait is at most 2^n times ``first_s``, and at most ``most_s``. ``chance``: in [0, 1), the place
-        between the least and the most; callers that failed together come back at different times. ``asked_s``: seconds
-        that the API server asked for (Retry-After). The caller bounds them.
+        Unless ``asked_s`` is longer, the n-th wait is at most 2^n times ``first_s``, and at most ``most_s``.
+        ``chance``: in [0, 1), the place between the shortest and the longest wait, so that callers that failed together
+        come back at different times. ``asked_s``: what the API server asked for (Retry-After); the caller bounds it.
         """
         ceiling = min(self.most_s, math.ldexp(self.first_s, min(num_failures, 16)))
         return max(asked_s, self.first_s + chance * (ceiling - self.first_s))

@@ -1,6 +1,6 @@
-"""Access to an API server as a kubeconfig says: as kubectl has it on this machine.
+"""Access to an API server by a kubeconfig, as kubectl has it on this machine.
 
-The official client reads the file (``kubeconfig_loader.py``). It is imported only then, for no pod needs it.
+The official client reads the file (``kubeconfig_loader.py``). The client is imported only then: pods do not need it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LOAD_S: Final = 60.0
 """Seconds for an exec plugin, which may ask its user to log in."""
 RENEW_PAUSE_S: Final = 10.0
-"""Least seconds between two renewals: if an API server goes on refusing, not each call may cause a log-in."""
+"""The least seconds between two renewals: while an API server keeps refusing, not every call may cause a log-in."""
 _DEFAULT: Final = "~/.kube/config"
 
 
@@ -70,7 +70,8 @@ class Kubeconfig:
         return self._loaded.header
 
     async def renew(self) -> bool:
-        """Read the kubeconfig anew and run its exec plugin again, for a token may have run out.
+        """Read the kubeconfig anew and run its exec plugin again, for a token may have run out. Returns whether there
+        is a new header.
 
         A plugin's new client certificate is used only by sessions that are opened later.
 
@@ -97,13 +98,13 @@ def has_kubeconfig() -> bool:
 async def read_kubeconfig(
     path: str | None = None, context: str | None = None, *, timeout_s: float = LOAD_S
 ) -> Kubeconfig:
-    """One context of a kubeconfig. Waits for an exec plugin, at most ``timeout_s`` seconds; so does a renewal.
+    """One context of a kubeconfig. It and each renewal wait for an exec plugin, at most ``timeout_s`` seconds.
 
     ``path``: one path, or several with ``:`` between; None: ``$KUBECONFIG``, else ``~/.kube/config``. ``context``: None
     for the current one.
 
     Raises:
-        ConfigError: There is no kubeconfig or no such context, its plugin gave nothing, or it would not be safe.
+        ConfigError: There is no kubeconfig or no such context, its plugin gave nothing, or its use would not be safe.
     """
     found = _chosen(path)
     if not _is_there(found):

@@ -1,8 +1,9 @@
-"""Reads a kubeconfig with the official client (``kubernetes.aio.config``, 37). Its import takes 0.5 s and 26 MiB.
+"""Reads a kubeconfig with the official client (``kubernetes.aio.config``, 37), whose import takes 0.5 s and 26 MiB.
 
-Two things differ from the client. This file runs an exec plugin itself and kills it at its deadline, for the client
-only logs a failure and leaves the plugin behind. And it refuses ``auth-provider`` users: if the kubeconfig has no
-authority data, the client renews their token from a server that it does not verify (37.0.2, ``aio/config/openid.py``).
+This file differs from the client in two things. It runs an exec plugin itself and kills the plugin at its deadline: the
+client only logs a failure and leaves the plugin behind. And it refuses users with an ``auth-provider``: without
+authority data in the kubeconfig, the client renews their token from a server that it does not verify (37.0.2,
+``aio/config/openid.py``).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Loaded:
 
 
 async def load(path: str, context: str | None, *, timeout_s: float) -> Loaded:
-    """Read one context. ``path``: one or several with ``:`` between. ``timeout_s``: for an exec plugin.
+    """Read one context. ``path``: one path, or several with ``:`` between. ``timeout_s``: for an exec plugin.
 
     Raises:
         ConfigError: The kubeconfig cannot be used. The message names it and says why.
@@ -80,7 +81,7 @@ async def _load(path: str, context: str | None) -> Loaded:
 
 
 class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no types
-    """The client's loader, but for exec plugins and auth-providers."""
+    """The client's loader, with our own treatment of exec plugins and auth-providers."""
 
     _user: Any
 
@@ -90,7 +91,7 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no type
         await super().load_and_set(client_configuration)
 
     async def load_from_exec_plugin(self) -> bool:
-        """Set the token or certificate of the exec plugin where the client looks for it."""
+        """Run the exec plugin, and put its token or certificate where the client looks for it. Returns True."""
         plugin = self._user["exec"].value
         status = await _run_plugin(plugin)
         if token := status.get("token"):
@@ -155,6 +156,6 @@ def _base64(text: str) -> str:
 
 
 def _proxy_of(url: str) -> str | None:
-    """The proxy to a URL by ``HTTPS_PROXY`` and ``NO_PROXY``, as kubectl takes it."""
+    """The proxy that kubectl would use for a URL, by ``HTTPS_PROXY`` and ``NO_PROXY``; None: no proxy."""
     parts = urlsplit(url)
     return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)

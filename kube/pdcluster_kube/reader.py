@@ -1,6 +1,6 @@
-"""Reads from an API server: one answer, or a stream of lines. Each has a session of its own.
+"""Reads from an API server: one answer, or a stream of lines. Each request has a session of its own.
 
-Does not interpret a 200. Every wait has a deadline. Token and authorities are read anew for each request, for
+The caller interprets a 200. Every wait has a deadline. Token and authorities are read anew for each request, because
 Kubernetes renews the token while we run, and may renew the authorities.
 """
 
@@ -19,15 +19,15 @@ from pdcluster_kube.session import open_session
 from pdcluster_protocol.errors import NO_JSON, Unavailable
 
 MAX_BODY_BYTES: Final = 64 << 20
-"""The most bytes of one answer or one line. They hold some hundred thousand endpoints; no cluster has so many."""
+"""The most bytes of one answer or one line: some hundred thousand endpoints, which is more than any cluster has."""
 
 _MAX_STATUS_BYTES: Final = 1 << 20
 _MAX_QUOTED: Final = 300
 
 
 class ApiStatusError(Unavailable):
-    """The API server answered, but not 200. ``reason``: of its Status, such as ``NotFound``; empty: the answer is not
-    from an API server, or from one that does not know the path."""
+    """The API server answered, but not 200. ``reason``: from its Status, such as ``NotFound``; empty: the answer has no
+    Status of an API server that knows the path."""
 
     def __init__(self, status: int, retry_after_s: float, text: str, reason: str = "") -> None:
         super().__init__(f"the API server answered {status}: {text}")
@@ -44,7 +44,7 @@ class _ApiRefusal(msgspec.Struct):
 
 
 class KubeReader:
-    """Reads from one API server. Holds no connection between calls."""
+    """Reads from one API server. Keeps no connection open between calls."""
 
     def __init__(self, access: ApiAccess, *, timeout_s: float, user_agent: str = "pdcluster") -> None:
         """``timeout_s``: seconds for a whole answer of ``read``, and for the head of a ``stream``."""
@@ -98,7 +98,7 @@ class KubeReader:
 
 
 class Lines:
-    """The lines of one answer, as they come. One task reads them."""
+    """The lines of one answer, as they come. One task reads the lines."""
 
     def __init__(self, response: aiohttp.ClientResponse, deadline: float) -> None:
         self._response = response

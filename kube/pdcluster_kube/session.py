@@ -1,4 +1,4 @@
-"""Opens HTTP sessions with an API server that verify the server and send our newest credentials with each request."""
+"""Opens HTTP sessions with an API server. Each request sends our newest credentials, over TLS as the access says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pdcluster_kube.access import ApiAccess
 from pdcluster_protocol.errors import Unavailable
 
 MAX_CONNECTIONS: Final = 128
-"""Connections of a session: for watches of each kind and namespace, the operator's workers, the Lease, and more."""
+"""The most connections of a session: enough for watches of each kind and namespace, the operator's workers, the Lease
+and more."""
 
 
 def open_session(access: ApiAccess, user_agent: str = "pdcluster") -> aiohttp.ClientSession:
@@ -51,7 +52,7 @@ def _set(request: aiohttp.ClientRequest, header: str) -> None:
 
 @contextmanager
 def _as_errors_of_aiohttp() -> Iterator[None]:
-    """Turn errors into aiohttp's: kopf's watches use the session, try again after these, and end with all others."""
+    """Turn errors into errors of aiohttp: kopf's watches try again after those, and end with any other error."""
     try:
         yield
     except OSError as error:

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Run until stopped.
 
     Returns the exit status: 0 after a signal, 130 after an interrupt before the operator ran, 1 after a failure
-    (Kubernetes starts it anew), 2 if the settings cannot work.
+    (Kubernetes starts the process anew), 2 if the settings cannot work.
     """
     try:
         settings = parse_settings(argv, os.environ, SERVICE_ACCOUNT)
@@ -32,10 +32,10 @@ def main(argv: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"pdcluster operator: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # Before the operator was there to take it.
+    except KeyboardInterrupt:  # The interrupt came before the operator handled signals.
         return 130
     except Exception:
-        # The top of the process: Kubernetes starts it anew, and nothing is lost by that.
+        # The top of the process: Kubernetes starts a new one, and nothing is lost by that.
         logging.getLogger(__name__).exception("operator ended")
         return 1
     return 0

@@ -29,7 +29,8 @@ OnTakenBack = Callable[[Object, TakenBack], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Applied:
-    """Of one child: its uid, digests of the document that we sent, and of the object that the server then stored."""
+    """One child as last applied: its uid, the digest of the document that we sent (``wanted``), and the digest of the
+    object that the server stored (``found``)."""
 
     uid: str
     wanted: str
@@ -37,17 +38,17 @@ class _Applied:
 
 
 class Applier:
-    """For all PDClusters. One term owns it; one task at a time for each PDCluster."""
+    """Carries out the plans of all PDClusters. One term owns it; one task at a time works on each PDCluster."""
 
     def __init__(self, kube: HttpKube, caches: Caches, on_taken_back: OnTakenBack) -> None:
         self._kube = kube
         self._on_taken_back = on_taken_back
         self._caches = caches
         self._applied: dict[Key, dict[Ref, _Applied]] = {}
-        """By PDCluster, so that ``forget`` can drop all children of one."""
+        """By PDCluster, so that ``forget`` can drop all children of a PDCluster."""
         self._creatable: dict[Key, dict[Ref, str]] = {}
-        """Digests of documents that passed a dry run. A workload that is created in a later step is not asked for again
-        at each look while nothing moves."""
+        """Digests of documents that passed a dry run. So a workload that a later step will create has one dry run,
+        and no other at each look, as long as nothing moves."""
 
     async def apply(self, plan: Plan, owner: Object) -> None:
         """Carry out the plan's actions in their order. Stops at the first one that cannot be done.
@@ -76,12 +77,12 @@ class Applier:
             await self._tell_scaler(status, key.namespace)
 
     def forget(self, key: Key) -> None:
-        """This PDCluster is gone."""
+        """Drop all digests of a PDCluster that is gone."""
         self._applied.pop(key, None)
         self._creatable.pop(key, None)
 
     async def _ask(self, child: Child, owner: Object) -> None:
-        """The API server would take the child in a dry run, or has it already."""
+        """Ask for a dry run of the child, unless an earlier one passed or the child is there as we want it."""
         ref = ref_of(child.document)
         if child.way is Way.CREATE:
             await self._ask_create(ref, child.document, owner)
@@ -103,7 +104,11 @@ class Applier:
         creatable[ref] = digest_of(document)
 
     async def _seen(self, ref: Ref, owner: Object) -> ChildView | None:
-        """The child as the caches show it; None: they do not show it as ours."""
+        """The child's view; None: the caches show no child of ours under this name.
+
+        Raises:
+            KubeError: As ``_require_ours_there``.
+        """
         seen = self._caches.child(ref)
         if seen is not None and seen.owner_uid != owner["metadata"]["uid"]:
             await self._require_ours_there(ref, owner)
@@ -131,7 +136,8 @@ class Applier:
             self._keep(stored)
 
     async def _apply(self, ref: Ref, document: Object, owner: Object) -> Object:
-        """Apply; by force if somebody else owns a field, but only with the uid of a child that was seen to be ours."""
+        """Apply the document. If somebody else owns a field, apply it by force, but only if it has a uid: the child was
+        then seen to be ours."""
         try:
             return await self._kube.apply(document)
         except Taken as taken:
@@ -150,14 +156,17 @@ class Applier:
             return None
 
     async def _checked(self, ref: Ref, child: Child, seen: ChildView | None, owner: Object) -> Object:
-        """The document to apply. If the caches show none of ours, first ask whether another owner's object is there."""
+        """The document with its preconditions. If the caches show no such child, ask the API server for the uid."""
         uid = seen.uid if seen else await self._require_ours_there(ref, owner)
         return _with_preconditions(child, uid)
 
     async def _require_ours_there(self, ref: Ref, owner: Object) -> str:
-        """The uid of the object of this name, which is ours; empty: there is none.
+        """The uid of our object of this name, as the API server has it; empty: there is no object of this name.
 
-        Asked before an apply, which would make another owner's object look like ours.
+        Called before an apply, because an apply would make another owner's object look like ours.
+
+        Raises:
+            KubeError: The object is not ours (as ``_require_ours``), or the call failed.
         """
         there = await self._kube.get(ref)
         if there is None:
@@ -166,7 +175,8 @@ class Applier:
         return str(there["metadata"]["uid"])
 
     def _keep(self, stored: Object) -> None:
-        """Show the stored object to the next look, if it is no Secret: none is watched, so no event would drop it."""
+        """Put the stored object into the caches, so that the next look sees it. We watch no Secrets, so no event would
+        ever drop a Secret from the caches: leave those out."""
         if ref_of(stored).kind != SECRET:
             self._caches.put(view_of(stored))
 
@@ -195,7 +205,7 @@ def _key_of(owner: Object) -> Key:
 
 
 def _with_preconditions(child: Child, uid: str) -> Object:
-    """The document with the uid that was seen and, if the child has a version, the resourceVersion."""
+    """The document with ``uid`` and, if the child has a version, its resourceVersion. Unchanged if ``uid`` is empty."""
     if not uid:
         return child.document
     version = {"resourceVersion": child.version.resource_version} if child.version else {}
@@ -205,8 +215,8 @@ def _with_preconditions(child: Child, uid: str) -> Object:
 def _require_ours(ref: Ref, owners: Iterable[Object], owner: Object) -> None:
     """
     Raises:
-        Conflict: It belongs to an earlier PDCluster of this name, and goes with it.
-        Refused: It has another owner, or none.
+        Conflict: The object belongs to an earlier PDCluster of this name, and will be removed like that PDCluster.
+        Refused: The object has another owner, or none.
     """
     controller = next((one for one in owners if one.get("controller")), None)
     if controller is None:

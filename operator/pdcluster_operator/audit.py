@@ -1,8 +1,8 @@
 """Compares the caches with the API server: at the start, every ``resync_s`` after that, and when a watch began anew.
 
-The auditor drops objects whose deletion no watch has told (see ``caches``). It also finds out that a watch has gone
-blind: two comparisons in a row find an object that no event has told of. An object that was in the caches before a list
-began, and is not in that list, is gone: lists are read from the newest state.
+The auditor drops objects whose deletion no watch has reported (see ``caches``). It also finds out whether a
+watch has gone blind. That is so if two comparisons in a row find an object that no event has reported. Lists are read
+from the newest state. So an object that was in the caches before a list began, and is not in that list, is gone.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.5
 _GATHER_S: Final = 1.0
-"""Wait before a comparison: after a restart of the API server all watches begin anew, and one is enough for all."""
+"""Seconds to wait before ``drop_gone``: if the API server restarts, all watches begin anew, and one call is enough."""
 _MAX_WAIT_S: Final = 60.0
-"""Longest wait between tries that fail."""
+"""The longest wait after tries of ``drop_gone`` that failed, in seconds."""
 
 
 class Auditor:
-    """One task runs ``run``; anybody may ask what it found."""
+    """The comparisons and what they found. One task runs ``run``; any task may read the findings."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Auditor:
         on_news: Callable[[Key], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """``sleep`` takes seconds. The auditor calls it before it drops objects, never between two comparisons."""
+        """``sleep`` takes seconds. It makes the waits before ``drop_gone``, not the pauses between comparisons."""
         self._kube = kube
         self._caches = caches
         self._where: Final = [(kind, namespace) for kind in kinds for namespace in namespaces]
@@ -49,9 +49,9 @@ class Auditor:
         self._on_news = on_news
         self._sleep = sleep
         self._unseen: frozenset[str] | None = None
-        """Uids that the last comparison found and the caches did not show. None: there was none."""
+        """Uids that the last comparison found and the caches did not show. None: no comparison was made yet."""
         self.is_complete = False
-        """Whether the caches have once shown every object that there is."""
+        """Whether the caches have once caught up with the API server."""
         self.blind_to: frozenset[str] = frozenset()
         """Uids that two comparisons in a row have found and no watch has shown."""
         self._is_suspicious = asyncio.Event()
@@ -77,7 +77,8 @@ class Auditor:
         unseen: set[str] = set()
         for kind, namespace in self._where:
             unseen |= await self._compare(kind, namespace)
-        # The event of a new object may still be on its way, and on a busy cluster one always is: so two in a row count.
+        # On a busy cluster the event of some new object is always still on its way. So an object counts as unseen only
+        # if two comparisons in a row have missed it.
         still_unseen = unseen if self._unseen is None else unseen & self._unseen
         self.blind_to = frozenset(still_unseen) if self.is_complete else frozenset()
         self._unseen = frozenset(unseen)
@@ -89,13 +90,13 @@ class Auditor:
         """Drop from the caches each object that is gone. Does not judge blindness: watches may just be catching up.
 
         Raises:
-            KubeError: As ``compare``.
+            KubeError: A list failed; the kinds after it were not compared.
         """
         for kind, namespace in self._where:
             await self._compare(kind, namespace)
 
     async def _watch_out(self, pause_s: float) -> None:
-        """Pause, and call ``drop_gone`` whenever ``suspect`` was called."""
+        """Pause for ``pause_s`` seconds. When ``suspect`` was called, call ``drop_gone`` meanwhile."""
         wait_s = _GATHER_S
         try:
             async with asyncio.timeout(pause_s):
@@ -109,7 +110,7 @@ class Auditor:
             return
 
     async def _try(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Whether ``work`` succeeded. If not, the auditor suspects that objects are gone."""
+        """Do ``work``. Returns whether it succeeded; if not, ``drop_gone`` is called soon."""
         try:
             await work()
         except KubeError as error:

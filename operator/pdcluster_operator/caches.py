@@ -1,7 +1,7 @@
 """The views of all watched objects, by PDCluster. ``kopf_adapter`` and the answers to our own writes feed them.
 
-kopf 1.45 forgets no object by itself: one that was deleted while a watch had a gap (410 Gone, then a new list) stays in
-kopf's indexes for ever. So the storage is ours, and ``audit`` drops objects that a list does not show.
+We do not use kopf's indexes. If an object is deleted while a watch has a gap (410 Gone, then a new list), kopf 1.45
+keeps it in its indexes for ever. From our storage ``audit`` drops objects that a list does not show.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pdcluster_operator.kinds import LEADER_WORKER_SET, PDCLUSTER, Kind, Ref
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """One PDCluster, whether it is there or not."""
+    """Names one PDCluster, whether or not it exists."""
 
     namespace: str
     name: str
@@ -34,7 +34,8 @@ class _Shelf:
     children: dict[Ref, ChildView] = field(default_factory=dict)
     pods: dict[Ref, PodView] = field(default_factory=dict)
     ancestors: dict[Ref, PodView] = field(default_factory=dict)
-    """Deleted pods whose containers had died and whose name comes again. They go with their LeaderWorkerSet."""
+    """Deleted pods whose containers had died and whose names new pods will get. When their LeaderWorkerSet goes, they
+    are dropped."""
 
     @property
     def is_empty(self) -> bool:
@@ -49,7 +50,7 @@ class Caches:
         self._views: Final[dict[Ref, View]] = {}
 
     def put(self, view: View) -> Key | None:
-        """Keep the view, unless a newer one is kept. Returns its PDCluster if the view is news for a plan."""
+        """Keep the view, unless a newer one is kept. Returns the PDCluster's key if the view is news for a plan."""
         before = self._views.get(view.ref)
         if before is not None and view.is_older_than(before):
             return None
@@ -62,7 +63,7 @@ class Caches:
         return None if before is not None and view.says_the_same(before) else key_of(view)
 
     def drop(self, ref: Ref, uid: str) -> Key | None:
-        """The object is gone. Returns its PDCluster; None: it was not known, or another object has its name by now."""
+        """Drop the view of an object that is gone. Returns the PDCluster's key; None: the object was not known."""
         before = self._views.get(ref)
         if before is None or before.uid != uid:
             return None
@@ -74,18 +75,18 @@ class Caches:
         return shelf.cluster if shelf else None
 
     def picture(self, key: Key, owner_uid: str) -> Picture:
-        """Children of this owner, and the engines' pods."""
+        """Children of this owner, and all pods of the PDCluster's engines and routers."""
         shelf = self._shelves.get(key) or _Shelf()
         ours = tuple(child for child in shelf.children.values() if child.owner_uid == owner_uid)
         return Picture(ours, tuple(shelf.pods.values()))
 
     def child(self, ref: Ref) -> ChildView | None:
-        """The view of this child, which may have any owner."""
+        """The view of this child. Its owner may be any PDCluster, or none."""
         view = self._views.get(ref)
         return view if isinstance(view, ChildView) else None
 
     def keys(self) -> list[Key]:
-        """Of all PDClusters that there are."""
+        """Keys of all PDClusters that exist."""
         return [key for key, shelf in self._shelves.items() if shelf.cluster is not None]
 
     def of_kind(self, kind: Kind) -> Iterator[View]:
@@ -106,12 +107,14 @@ class Caches:
 
 
 def key_of(view: View) -> Key:
-    """The PDCluster that an object belongs to. The label is the name: the CRD allows none too long for a label."""
+    """The key of the PDCluster that the object is, or belongs to. The label has the whole name: the CRD allows no name
+    that is too long for a label."""
     return Key(view.ref.namespace, view.ref.name if view.ref.kind == PDCLUSTER else view.cluster)
 
 
 def _remembering(shelf: _Shelf, view: View, before: View | None) -> View:
-    """The view; of a pod with the deaths that the caches knew of it, or of the pod that had its name."""
+    """The view. If it is of a pod, it goes on counting deaths from the last view of this pod, or of the earlier pod of
+    the same name."""
     if not isinstance(view, PodView):
         return view
     known = before if isinstance(before, PodView) else shelf.ancestors.pop(view.ref, None)

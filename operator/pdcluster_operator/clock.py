@@ -1,4 +1,4 @@
-"""The operator's clocks. Everything else takes them as arguments."""
+"""The operator's clocks. The shell reads them; ``core`` takes times as arguments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Final
 
 _BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""Linux's clock that counts sleep. Elsewhere, on a developer's machine, one that may not."""
+"""Linux has a clock that counts the time in which the machine sleeps. Other systems' clocks may not count it."""
 
 Clock = Callable[[], float]
-"""Seconds from some moment on; never goes back."""
+"""Returns seconds since some fixed moment; never goes back."""
 
 
 def steady_s() -> float:
-    """Seconds that count sleep too: an operator whose machine wakes up must not believe that it still leads."""
+    """Seconds, with those that the machine sleeps: an operator that wakes up must not believe that it still leads."""
     return time.clock_gettime(_BOOT_CLOCK)
 
 

@@ -2,14 +2,14 @@
 
 KubeError
   Conflict       our picture is old: read again, decide again
-    Exists       there is one of this name already
-    OwnConflict  a field differs that we ourselves wrote another way
-  NotFound       there is none, or no longer
-  Forbidden      we lack the right: the chart's roles have to be mended
+    Exists       an object of this name is there already
+    OwnConflict  a field has another value, which we ourselves set by a create or a scale
+  NotFound       the object or its kind is not there, or no longer
+  Forbidden      we lack the right: mend the chart's roles
   Refused        the server refuses our write: the spec or our manifest is wrong
-    Taken        a field has another owner: to be forced only where the object is ours
+    Taken        a field has another owner: force the write only if the object is ours
   ApiUnavailable no answer, or not now: try again later
-  Contested    somebody sets a field of ours again and again: it is set back, later and later
+  Contested      somebody keeps setting a field of ours: set it back after longer and longer waits
   NotLeader      we may no longer act; nothing was sent
 """
 
@@ -19,7 +19,7 @@ from pdcluster_protocol.errors import PDClusterError, Unavailable
 
 
 class KubeError(PDClusterError):
-    """The API server has not done what we asked, or may not have."""
+    """The API server did not do what we asked, or we cannot know whether it did."""
 
 
 class Conflict(KubeError):
@@ -61,7 +61,7 @@ class Contested(KubeError):
 
 
 class ApiUnavailable(KubeError, Unavailable):
-    """No answer, no JSON, or a status such as 429 or 5xx. ``retry_after_s``: what the server asked for; 0: nothing."""
+    """No answer, no JSON, or a status such as 429 or 5xx. ``retry_after_s``: what the server asked for, or 0."""
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -69,4 +69,4 @@ class ApiUnavailable(KubeError, Unavailable):
 
 
 class NotLeader(KubeError):
-    """Our time as leader is over, so the request was not sent."""
+    """We do not lead, or no longer, so the request was not sent."""

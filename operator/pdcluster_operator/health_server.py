@@ -1,4 +1,7 @@
-"""``/healthz``, ``/readyz`` and ``/metrics``, on one port. kopf's own probe answers 200 as long as its loop turns."""
+"""``/healthz``, ``/readyz`` and ``/metrics``, on one port.
+
+kopf's own probe is not used: it answers 200 as long as the event loop runs.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ from aiohttp import web
 from pdcluster_protocol.errors import ConfigError
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-"""Of the page of metrics."""
+"""Content type of the page of metrics."""
 
 WhyNot = Callable[[], list[str]]
-"""Returns why a probe fails, in sentences; an empty list: it passes."""
+"""Returns the reasons for which a probe fails, as sentences; an empty list: the probe passes."""
 
 
 @asynccontextmanager

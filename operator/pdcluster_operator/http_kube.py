@@ -1,9 +1,9 @@
-"""The operator's calls to the API server: few, each with the precondition that it was decided on.
+"""The operator's calls to the API server. A write to an object that was seen names its uid, its version, or both.
 
 Paths are in ``kinds.py``, the meaning of status codes in ``core/answers.py``. Every call has a deadline and raises a
 ``KubeError`` unless it was surely done (``errors.py`` says what helps). A client with a fence writes only while we
-lead. A call whose answer was lost may have been done, so each is safe to repeat. A call that ends in ``ApiUnavailable``
-is tried again within its own time.
+lead. If an answer is lost, the server may have done the call, so each call is safe to repeat. A call that ends in
+``ApiUnavailable`` is tried again before its deadline.
 
 Source of truth: Kubernetes 1.35, "API concepts", "Server-Side Apply".
 """
@@ -36,7 +36,7 @@ _APPLY: Final = "application/apply-patch+yaml"
 _MERGE: Final = "application/merge-patch+json"
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _STRICT: Final = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
-"""Unknown fields are errors: a misspelled pod override is refused and not ignored."""
+"""Unknown fields are errors, so the server refuses a misspelled pod override instead of ignoring it."""
 _DRY: Final = {**_STRICT, "dryRun": "All"}
 _FORCE: Final = {"force": "true"}
 
@@ -83,13 +83,13 @@ class ApiCall:
 
 
 OnAnswer = Callable[[ApiCall, int], None]
-"""Told of each try and the status of its answer; 0: there was none."""
+"""Called after each try of a call, with the status of its answer; 0: there was no answer."""
 
 
 class HttpKube:
-    """One API server, through a session that the caller closes. Any number of tasks.
+    """Calls to one API server, through a session that the caller closes. Any number of tasks may use it.
 
-    ``fence`` None: writes need no leadership, as those of the Lease itself.
+    ``fence``: None if writes need no leadership, like the writes of the Lease itself.
     """
 
     def __init__(
@@ -160,13 +160,14 @@ class HttpKube:
         await self._do(_apply_call(manifest, {**_DRY, **_FORCE}))
 
     async def apply(self, manifest: Object, *, is_forced: bool = False) -> Object:
-        """The object is as the manifest says, as far as it says anything (server-side apply).
+        """Give the object the fields of the manifest (server-side apply), and return it as stored.
 
         ``metadata.uid`` and ``metadata.resourceVersion``, where the manifest has them, are preconditions.
-        ``is_forced``: also change fields that somebody else owns. Only with a uid that was seen to be ours.
+        ``is_forced``: also change fields that somebody else owns; the manifest must have the uid of an object of ours.
 
         Raises:
-            Conflict: The preconditions do not hold.
+            Conflict: The preconditions do not hold, or the manifest has no resourceVersion and differs from what we
+                ourselves created or scaled.
             Taken: Somebody else owns a field that differs, and the apply is not forced.
         """
         if is_forced:
@@ -175,19 +176,21 @@ class HttpKube:
         try:
             return await self._do(call)
         except OwnConflict:
-            # Only our own earlier create or scale is in the way. With a resourceVersion the picture is surely not old.
+            # Only our own create or scale owns the field. With a resourceVersion our picture is surely new: force it.
             if "resourceVersion" not in manifest["metadata"]:
                 raise
             return await self._do(dataclasses.replace(call, query={**_STRICT, **_FORCE}))
 
     async def apply_status(self, ref: Ref, uid: str, status: Object, *, resource_version: str) -> Object:
-        """Its status has exactly these fields of ours. Forced, for status has one writer. Returns the whole object.
+        """Set the object's status. A field of ours that ``status`` does not have is removed. Returns the whole object.
+
+        The apply is forced, because status has no other writer.
 
         ``resource_version``: of the state that the status was made from. A call that arrives late, when another replica
         leads, must not write an old status over a newer one.
 
         Raises:
-            Conflict: The object has changed since, or another one has its name.
+            Conflict: The object has changed since, or another object has its name.
         """
         named = {"name": ref.name, "namespace": ref.namespace, "uid": uid, "resourceVersion": resource_version}
         manifest = {"apiVersion": ref.kind.api_version, "kind": ref.kind.name, "metadata": named, "status": status}
@@ -216,12 +219,12 @@ class HttpKube:
         return str(scaled["metadata"]["resourceVersion"])
 
     async def delete(self, ref: Ref, *, uid: str, resource_version: str = "") -> None:
-        """Delete the object, if it still has this uid. Not an error when there is none.
+        """Delete the object, if it still has this uid. It is no error if there is no object of this name.
 
         ``resource_version``: delete it only in this state; empty: in any.
 
         Raises:
-            Conflict: Another object has its name, or it has changed since.
+            Conflict: Another object has its name, or the object has changed since.
         """
         preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
         # Background: the object goes at once, its own children soon after.
@@ -232,7 +235,7 @@ class HttpKube:
             return
 
     async def _do(self, call: ApiCall) -> dict[str, Any]:
-        """The answer, after at most ``MAX_TRIES`` tries, and only as many as there is time for."""
+        """The answer, after at most ``MAX_TRIES`` tries, or fewer if the time is over first."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         for num_tries in itertools.count(1):
@@ -262,7 +265,11 @@ class HttpKube:
             self._on_answer(call, status)
 
     def _limit(self, call: ApiCall, deadline: float) -> float:
-        """When this try must end. A write ends with our leadership at the latest."""
+        """The event loop's time at which this try must end. A write must end before our leadership does.
+
+        Raises:
+            NotLeader: We do not lead.
+        """
         if not call.is_write or self._fence is None:
             return deadline
         left_s = self._fence.left_s()

@@ -27,7 +27,7 @@ class Kind:
 
     @property
     def group(self) -> str:
-        """The API group; empty for the core group."""
+        """The API group; empty: the core group."""
         return self.api_version.rpartition("/")[0]
 
     @property
@@ -36,7 +36,7 @@ class Kind:
 
     @property
     def root(self) -> str:
-        """Path of the group's version."""
+        """URL path of the group and version."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
 
     def path(self, namespace: str | None, name: str = "", subresource: str = "") -> str:
@@ -87,7 +87,8 @@ WATCHED_CHILDREN: Final = (
     NETWORK_POLICY,
     SCALER,
 )
-"""Kinds of children that every cluster knows and that we watch. Not Secrets: the right to list them is to read all."""
+"""Kinds of children that we watch and that every cluster with our CRDs knows. Secrets are not among them: a right to
+list Secrets is a right to read them all."""
 
 KINDS: Final = {
     (kind.api_version, kind.name): kind
@@ -108,7 +109,7 @@ def kind_of(manifest: Object) -> Kind:
     """The kind of one object.
 
     Raises:
-        KeyError: Not one that the operator knows: a bug of ours.
+        KeyError: The operator does not know the kind: a bug of ours.
     """
     return KINDS[manifest["apiVersion"], manifest["kind"]]
 

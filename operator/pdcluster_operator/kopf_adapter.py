@@ -1,7 +1,7 @@
 """Connects kopf's watches to the caches and the work queue. The operator uses nothing else of kopf.
 
 No other file imports kopf. At start kopf runs its indexing stage for all objects of all kinds before it calls any event
-handler. The indexing stage puts views into the caches, so no reconcile sees a part of the picture. The event handlers
+handler. The indexing stage puts views into the caches, so every reconcile sees the whole picture. The event handlers
 then say which PDCluster has news.
 
 Switched off, or replaced:
@@ -9,8 +9,8 @@ Switched off, or replaced:
     what of kopf                            why
     create, update and delete handlers      edge-triggered; they keep state in annotations of the user's objects
     finalizers, daemons, timers             a PDCluster could not be deleted while no operator runs
-    the storage of its indexes              keeps what was deleted while a watch had a gap: ``caches``, ``audit``
-    diffs (``_NoDiffs``)                    copies every object twice for each event, for handlers that we have not
+    the storage of its indexes              keeps objects that were deleted in a gap of a watch: ``caches``, ``audit``
+    diffs (``_NoDiffs``)                    copies every object twice for each event, for handlers that we do not have
     Events (``posting``)                    ours name a reason of the status, and only the leader sends them
     peering (``standalone``), its identity  two equal replicas both freeze; ``leader`` holds a Lease
     its probe                               answers 200 as long as the event loop turns: ``health_server``
@@ -65,13 +65,13 @@ class Handlers:
         """Whether every kind was listed: kopf calls no event handler before that."""
 
     async def keep(self, body: kopf.Body, **_: Any) -> None:
-        """Indexing stage; kopf does not call it for deletions. Returns nothing, so kopf itself stores nothing."""
+        """kopf's indexing stage: keep the view. Not called for deletions. Returns nothing, so kopf stores nothing."""
         view = view_of(dict(body))
         if key := self._caches.put(view):
             self._news[view.uid] = key
 
     async def tell(self, body: kopf.Body, type: str | None, **_: Any) -> None:  # noqa: A002 - kopf's own name
-        """Event stage."""
+        """kopf's event stage: say which PDCluster has news."""
         self.is_warm = True
         if type is None:  # kopf's word for "listed". A list does not tell of missed deletions.
             self._on_list()
@@ -129,7 +129,8 @@ def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: ApiAccess)
 
 
 def make_kopf_settings(kinds: Iterable[Kind], *, timeout_s: float, silence_s: float) -> kopf.OperatorSettings:
-    """``timeout_s``: seconds to connect; a list may take six times as long. A watch begins anew after ``silence_s``."""
+    """Settings for kopf. ``timeout_s``: seconds to connect; a list may take six times as long. A watch that was silent
+    for ``silence_s`` begins anew."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # It would need rights on the whole cluster.

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _JITTER: Final = 0.2
 _PARTING_S: Final = 2.0
-"""Seconds to give the Lease back. If that fails the others wait for its duration."""
+"""Seconds to give the Lease back. If that fails, the other candidates wait for the Lease's duration."""
 
 
 class Leader:
@@ -41,7 +41,8 @@ class Leader:
         clock: Clock = steady_s,
         parting_s: float = _PARTING_S,
     ) -> None:
-        """``kube``: not fenced, its deadline well below ``renew_s``. ``lead``: runs a term; is cancelled at its end."""
+        """``kube``: has no fence; its deadline is well below ``renew_s``. ``lead``: works until it is cancelled, which
+        happens when the term ends."""
         self._kube = kube
         self._ref = Ref(LEASE, namespace, name)
         self._candidate = Candidate(identity, times)
@@ -86,7 +87,7 @@ class Leader:
         try:
             await self._try_to_lead()
         except KubeError as error:
-            self._lease = None  # Another may hold it now: read it again.
+            self._lease = None  # Another candidate may hold the Lease now: read it again.
             if not self._is_troubled:
                 logger.warning("lease not renewed or read lease=%s reason=%s", self._ref, error)
             self._is_troubled = True
@@ -141,7 +142,7 @@ class Leader:
                 await self._serve_term()
                 logger.warning("no longer leading lease=%s holder=%s", self._ref, self.holder or "none")
             self._won.clear()
-            if self.is_leading:  # Won again in between.
+            if self.is_leading:  # We won the Lease again before the event was cleared.
                 self._won.set()
 
     async def _serve_term(self) -> None:
@@ -172,7 +173,7 @@ class Leader:
             logger.info("%s lease=%s", told, self._ref)
 
     async def _give_back(self, record: LeaseRecord) -> bool:
-        """Whether the Lease was ours to give back.
+        """Give the Lease back. Returns whether it was still ours.
 
         A renewal that was cut off may still have reached the API server. So the Lease is read first, and read a second
         time if the renewal arrives between our read and our write.

@@ -1,7 +1,7 @@
 """The operator's metrics: names, units and labels.
 
-Each PDCluster has ten series. Only the leading replica shows them, and they go with the object. No label of another
-metric names an object, for there may be thousands.
+Each PDCluster has ten series. Only the leading replica shows these series, and they end with the object. Labels of
+the other metrics name no object, for there may be thousands of objects.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Metrics:
 
 
 class _Pools(Collector):
-    """Made anew for each page, so that a PDCluster that is gone is on no later page."""
+    """The gauges of each PDCluster, made anew for each page: a PDCluster that is gone is on no later page."""
 
     def __init__(self, read: Callable[[], Iterable[PoolSample]]) -> None:
         self._read = read

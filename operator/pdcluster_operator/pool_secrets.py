@@ -1,6 +1,6 @@
-"""Reads the pools' Secrets: whether they are there, and the value with which a request is signed.
+"""Reads the pools' Secrets: whether they are there, and the values in them.
 
-Each is read by name. Secrets are not watched: the right to list them is the right to read all of a namespace.
+Each Secret is read by name. Secrets are not watched: the right to list them is the right to read all of a namespace.
 """
 
 from __future__ import annotations

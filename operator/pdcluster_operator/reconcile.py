@@ -1,7 +1,7 @@
 """One look at one PDCluster: read the caches, plan, apply children that differ, write a new status, send Events.
 
-Each look reads the state anew. From one look to the next a replica keeps results and digests that save calls, the
-fields that it has taken back, and unknown fields that it has seen; a new leader starts without them.
+Each look reads the state anew. A replica remembers only a few things between looks: results and digests, which save
+calls, the fields that it has taken back, and the unknown fields that it has seen. A new leader starts without these.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reconciler:
-    """Reconciles for one term: any number of keys at once, each in one task (``WorkQueue``)."""
+    """Carries out the looks of one term: any number of keys at once, each in one task (``WorkQueue``)."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Reconciler:
         self._unknown: dict[Key, UnknownFields] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """Do what the spec asks for and what is possible now. Returns seconds until the next look; None: none.
+        """Do as much of what the spec asks for as is possible now. Returns seconds until the next look, or None.
 
         Raises:
             KubeError: Something could not be done. If the user can mend it, status says so.
@@ -81,7 +81,7 @@ class Reconciler:
             self._unknown.pop(key, None)
             return None
         try:
-            # Status is ours, and ``read_status`` reads it.
+            # Without status, which only we write: ``read_status`` reads it.
             cluster, unknown = PDCluster.from_server({**view.document, "status": None})
         except ValidationError as error:
             await self._tell_unreadable(view, error)
@@ -127,7 +127,7 @@ class Reconciler:
         )
 
     async def _missing_secret(self, pool: Pool) -> str:
-        """The first problem of a Secret that the user has named, and its cure; empty: there is none."""
+        """The first problem of the Secrets that the user has named, and its cure; empty: there is no problem."""
         for secret in mounted_secrets(pool):
             for key in secret.keys:
                 if lack := await self._secrets.lacks(Ref(SECRET, pool.namespace, secret.name), key):
@@ -170,7 +170,8 @@ class Reconciler:
             return
         stored = await self._kube.apply_status(view.ref, view.uid, document, resource_version=view.resource_version)
         self._caches.put(view_of(stored))
-        # The answer shows fields that an old watch hides. The watch will tell of this write, so another look comes.
+        # The answer shows fields that a watch from before a change of the CRD hides. That watch will tell of this
+        # write, so another look comes.
         unknown = PDCluster.unknown_fields_of({**stored, "status": None})
         self._unknown_of(Key(view.ref.namespace, view.ref.name)).told(unknown, unix_s())
         await self._send(events_between(before, status), view)

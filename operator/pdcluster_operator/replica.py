@@ -58,8 +58,8 @@ class Operator:
         to_routers: aiohttp.ClientSession,
         take_signals: Callable[[], None],
     ) -> None:
-        """``session``: to the API server of ``access``. ``to_routers``: without our token. ``take_signals``: sets
-        our signal handlers again after kopf has set its own, which would end the watches before our term has ended."""
+        """``session``: to the API server of ``access``. ``to_routers``: does not send our token. ``take_signals``: sets
+        our signal handlers again after kopf has set its own. Those would end the watches before our term has ended."""
         self._settings = settings
         self._access = access
         self._to_routers = to_routers
@@ -67,7 +67,7 @@ class Operator:
         self.caches = Caches()
         self._metrics = Metrics()
         self._queue: WorkQueue[Key] | None = None
-        """The queue of the term that runs; None: we do not lead."""
+        """The queue of the current term; None: we do not lead."""
         self._has_leader_worker_sets = False
         self._is_known = False
         self.auditor: Auditor | None = None
@@ -89,7 +89,7 @@ class Operator:
         """Run until ``stopped``. Then the term ends, the Lease is given back, and the watches end, in this order.
 
         Raises:
-            Exception: A task ended that has to run for ever. Our supervisor starts us again.
+            Exception: A task that has to run for ever has ended. Our supervisor starts us again.
         """
         settings = self._settings
         probes = serve_probes(
@@ -163,7 +163,7 @@ class Operator:
             on_run=self._metrics.count_run,
         )
         self._queue = queue
-        if self._handlers.is_warm:  # If not, kopf tells of each object once it has listed them all.
+        if self._handlers.is_warm:  # If not, kopf calls our handler for each object when it has listed all objects.
             queue.add_all(self.caches.keys())
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -223,7 +223,7 @@ class Operator:
         self._metrics.watch_pools(self._pool_samples)
 
     def _pool_samples(self) -> list[PoolSample]:
-        """Empty unless we lead, so that no PDCluster is reported by two replicas."""
+        """The gauges of all PDClusters. Empty unless we lead, so that two replicas never show the same PDCluster."""
         views = [view for view in self.caches.of_kind(PDCLUSTER) if isinstance(view, ClusterView)]
         return [sample for view in views if (sample := _sample_of(view))] if self.leader.is_leading else []
 
@@ -236,7 +236,7 @@ async def serve(settings: Settings) -> None:
 
     Raises:
         ConfigError: The kubeconfig, or the address for probes, cannot be used.
-        Exception: A task ended that has to run for ever.
+        Exception: A task that has to run for ever has ended.
     """
     access = settings.access or await read_kubeconfig(settings.kubeconfig, settings.kube_context)
     stopped = asyncio.Event()
@@ -252,7 +252,7 @@ async def serve(settings: Settings) -> None:
             await Operator(settings, access, session, to_routers, take_signals).run(stopped)
     finally:
         # If a watch of kopf is cancelled while its session closes, the watch asks for new sessions for ever. asyncio
-        # waits for every task before the process ends, so it would never end.
+        # waits for every task, so the process would never end.
         loop.call_later(STOP_S, _leave, 0 if stopped.is_set() else 1, sys.exception())
 
 
@@ -264,7 +264,8 @@ def _leave(status: int, reason: BaseException | None) -> None:
 
 
 def _sample_of(view: ClusterView) -> PoolSample | None:
-    """None: the PDCluster has no status yet. The default deadline stands in for one that no schema has filled in."""
+    """The gauges of one PDCluster; None: it has no status that we can read. The default deadline counts if an old CRD
+    has filled in none."""
     status = read_status(view.document.get("status"))
     if status is None:
         return None

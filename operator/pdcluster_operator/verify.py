@@ -1,8 +1,8 @@
 """Sends the request that proves a target: ``POST /pdcluster/verify`` of one of the pool's routers.
 
 The request may take a minute, so it runs beside the work queue: a reconcile asks for it and goes on, and the result
-causes another look. Results are kept for one term. Status keeps them too, so a new leader verifies only targets that
-are not proven, and repeats an earlier failure until it has its own result.
+causes another look. Results are kept for one term. Status keeps them too. So a new leader verifies only targets that
+are not proven, and status goes on telling of an earlier failure until the new leader has a result.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder
 logger = logging.getLogger(__name__)
 
 MAX_RUNNING: Final = 32
-"""Requests at a time, of all pools: each waits for engines and costs us only a connection."""
+"""The most requests at a time, for all pools together. Each one waits for engines and costs us only a connection."""
 MAX_PODS: Final = 100
-"""Names of pods of one role in an order. The router may choose any of them."""
+"""The most names of pods of one role in an order. The router may choose any of these pods."""
 _MARGIN_S: Final = 5.0
 """Seconds for the network, beyond the time that the router may take."""
 _PASS_S: Final = 120
-"""Seconds for which an order's pass is valid: the order's own time, and for clocks that differ."""
+"""Seconds for which an order's pass is valid: room for the way to the router and for clocks that differ."""
 _NO_VERDICT: Final = frozenset({408, 429})
 
 
 @dataclass(frozen=True, slots=True)
 class RouterTrust:
-    """The routers that are to be trusted: their certificate has this name, and is signed by an authority that the
-    Secret has under ``key``."""
+    """How to know a router: its certificate has the name ``name``, and is signed by an authority that the Secret holds
+    under ``key``."""
 
     secret: Ref
     key: str
     name: str
 
     def context(self, authorities: str) -> ssl.SSLContext:
-        """``authorities``: PEM; words between the certificates may be of any language, as in files.
+        """TLS settings that trust ``authorities``: certificates in PEM. Text between them may be in any language.
 
         Raises:
-            ConfigError: These are no certificates.
+            ConfigError: ``authorities`` are no certificates.
         """
         context = client_context()
         try:
@@ -70,8 +70,8 @@ class RouterTrust:
 
 @dataclass(frozen=True, slots=True)
 class ToVerify:
-    """The target of a verification. ``url``: of the Service of the routers' internal port. ``secret`` and
-    ``secret_key``: where the pool's secret is. ``trust``: the routers have TLS; None: they have none."""
+    """A target to verify. ``url``: the Service of the routers' internal port. ``secret`` and ``secret_key``: the Secret
+    that holds the pool's secret, and the key in it. ``trust``: None if the routers have no TLS."""
 
     target: str
     revision: str
@@ -94,7 +94,7 @@ class TargetVerifier:
         timeout_s: float,
         on_result: Callable[[Key], None],
     ) -> None:
-        """``session``: without our token, which routers must not see."""
+        """``session`` must not send our token: routers must not see it."""
         self._session = session
         self._secrets = secrets
         self._timeout_s = timeout_s
@@ -111,16 +111,16 @@ class TargetVerifier:
 
     @property
     def num_running(self) -> int:
-        """Requests under way, or waiting for room."""
+        """Number of requests that are under way or wait for room."""
         return sum(trial.due_at is None for trial in self._trials.values())
 
     def results(self, key: Key) -> Mapping[str, VerificationResult]:
-        """The result by target, as the planner takes it; empty: there is none yet."""
+        """The PDCluster's last result, by name of its target; empty: there is no result yet."""
         trial = self._trials.get(key)
         return {trial.target: trial.result} if trial and trial.result else {}
 
     def ask(self, key: Key, asked: ToVerify) -> float | None:
-        """Send a request if it is time. Returns seconds until the next call; None: ``on_result`` will be called."""
+        """Send a request if it is time. Returns seconds until the next call; None: a request is under way."""
         now, trial = steady_s(), self._trials.get(key)
         if trial is None or trial.target != asked.target:
             trial = TargetTrials(asked.target, now)
@@ -131,7 +131,7 @@ class TargetVerifier:
         return None if trial.due_at is None else max(0.0, trial.due_at - now)
 
     def forget(self, key: Key) -> None:
-        """The PDCluster is gone, or its engines go. The result of a request under way will not count."""
+        """Drop the results of a PDCluster that is gone or whose engines go. A request under way will not count."""
         self._trials.pop(key, None)
 
     async def _prove(self, key: Key, asked: ToVerify, trial: TargetTrials) -> None:
@@ -171,7 +171,12 @@ class TargetVerifier:
             return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {type(error).__name__}"
 
     async def _secret(self, asked: ToVerify) -> Secret:
-        """Raises: ConfigError: It is no secret for a pool."""
+        """The pool's secret.
+
+        Raises:
+            ConfigError: The value in the Secret cannot be a pool's secret.
+            KubeError: The Secret was not read.
+        """
         text = await self._secrets.read(asked.secret, asked.secret_key)
         try:
             return make_secret(text)
@@ -208,7 +213,7 @@ def _verdict_of(status: int, body: bytes) -> tuple[TrialVerdict, str]:
 
 
 def _message_of(body: bytes) -> str:
-    """The message of an answer in OpenAI's error format; of another answer its beginning."""
+    """The message in OpenAI's error format; of an answer in another format, its beginning."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RunOutcome(Enum):
-    """How a run ended; a metric's label."""
+    """How a run ended. The values are labels of a metric."""
 
     DONE = "done"
     CONFLICT = "conflict"
@@ -30,11 +30,11 @@ class RunOutcome(Enum):
 
 
 OnRun = Callable[[RunOutcome, float], None]
-"""Told of each run: how it ended, and how many seconds it took."""
+"""Called after each run: how the run ended, and how many seconds it took."""
 
 
 class WorkQueue(Generic[K]):
-    """Event loop only. One task runs ``run``; any task may call ``add``."""
+    """The keys, and the tasks that work on them. Event loop only. One task runs ``run``; any task may call ``add``."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class WorkQueue(Generic[K]):
         return self._keys.overdue_s(steady_s())
 
     async def run(self) -> None:
-        """Run until cancelled; afterwards every run was cancelled and has ended."""
+        """Run until cancelled. When this ends, all its tasks were cancelled and have ended."""
         async with asyncio.TaskGroup() as runs:
             while True:
                 self._is_changed.clear()

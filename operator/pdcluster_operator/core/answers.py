@@ -21,14 +21,15 @@ from pdcluster_protocol.labels import MANAGER
 
 _MAX_QUOTED: Final = 1000
 _UID: Final = "metadata.uid"
-"""Kubernetes 1.35 calls this field immutable if an apply names a uid and another object has the name by now."""
+"""If an apply names a uid, and another object has the name by now, Kubernetes 1.35 calls this field immutable."""
 _CONFLICT_WITH: Final = re.compile(r'conflict with "([^"]*)"')
 _TRY_AGAIN: Final = frozenset({408, 410, 425, 429})
 """410: a page of a list has expired; the caller's next list begins anew."""
 
 
 def error_of(what: str, status: int, body: Mapping[str, Any] | None, raw: bytes, retry_after: str) -> KubeError:
-    """The error of an answer. ``body``: a Status if the API server itself answered. ``retry_after``: the header."""
+    """The error that an answer means. ``body``: a Status if the API server itself answered; None: no JSON object.
+    ``retry_after``: value of the header, or empty."""
     said = body.get("message", "") if body else raw[:_MAX_QUOTED].decode("utf-8", "replace")
     message = f"{what}: {status} {str(said)[:_MAX_QUOTED]}".rstrip()
     if status < 300 or status >= 500 or status in _TRY_AGAIN:

@@ -1,12 +1,12 @@
-"""The rules by which one of several candidates for a Lease may act. Reads no clock and writes nothing.
+"""The rules that let one of several candidates for a Lease act. Reads no clock and writes nothing.
 
     standby --the holder gave it up, or its record did not change for the duration on our clock--> write our name
     leader  --every retry period-----------------------------------------------------------------> renew
     leader  --no renewal for renew_s, counted from before the last good one was sent-------------> standby
 
-Borrowed from client-go 0.35 ``leaderelection``: clocks of two machines are never compared. A standby counts from when
-it first saw a record; a leader counts from before it sent the record, so before another candidate could see it. So
-there are never two leaders, as long as no clock runs more than duration_s / renew_s times as fast as another.
+Borrowed from client-go 0.35 ``leaderelection``: clocks of two machines are never compared. A standby counts from the
+time when it first saw a record. A leader counts from before it sent the record, so from before a standby could see it.
+So there are never two leaders, as long as no clock runs more than duration_s / renew_s times as fast as another.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Candidate:
     leads_until: float = NEVER
 
     def leads(self, now: float) -> bool:
-        """Whether it may act now."""
+        """Whether the candidate may act now."""
         return now < self.leads_until
 
     def observed(self, record: LeaseRecord, now: float) -> Candidate:
@@ -73,7 +73,7 @@ class Candidate:
         """Whether to write our name over the record that was seen last."""
         if self.seen is None or self.seen.holder in ("", self.identity):
             return True
-        # The longer of both: settings may differ while the operator itself is rolled.
+        # The longer one counts: while the operator itself is rolled, replicas may have different settings.
         return now >= self.seen_at + max(self.seen.duration_s, self.times.duration_s)
 
     def claim(self, renewed: str) -> LeaseRecord:
@@ -88,7 +88,7 @@ class Candidate:
         return replace(self, seen=record, seen_at=now, leads_until=began + self.times.renew_s)
 
     def resigned(self) -> Candidate:
-        """The candidate when it has stopped acting. Only then may the record of ``parting`` be written."""
+        """The candidate after it has stopped acting. The record of ``parting`` may be written only after that."""
         return replace(self, leads_until=NEVER)
 
     def parting(self, renewed: str) -> LeaseRecord | None:

@@ -1,8 +1,8 @@
-"""Names of children: ``{cluster}-{role}[-{revision}-{template}]``, never too long, valid for every kind.
+"""Names of children, such as ``{cluster}-{role}[-{revision}[-{template}]]``: never too long, valid for every kind.
 
 The rule for a Service's name is the strictest: a DNS-1035 label (letters, digits, dashes, a letter first, at most 63
 characters). Every child gets such a name. A PDCluster's own name is such a label too (a rule of the CRD), but a child's
-may get too long: then it is cut and carries a hash of the whole, so that two clusters never share a child.
+may get too long. Then it is cut and ends with a hash of the whole name, so that two clusters never share a child.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def discovery_service_name(cluster: str, role: Role, revision: str) -> str:
 
 
 def role_name(cluster: str, role: Role) -> str:
-    """Name of the children of which each role has one: PDRoleScaler, PodDisruptionBudget, NetworkPolicy."""
+    """Name of each child that a role has once: PDRoleScaler, PodDisruptionBudget, NetworkPolicy."""
     return _fitted(f"{cluster}-{role.value}", MAX_LABEL)
 
 
 def child_name(cluster: str, part: str) -> str:
-    """Name of a child of which a PDCluster has one; ``part``: such as ``router``. At most 52 characters."""
+    """Name of a child that a PDCluster has once. ``part``: such as ``router``. At most 52 characters."""
     return _fitted(f"{cluster}-{part}", MAX_WORKLOAD)
 
 
 def cluster_label(cluster: str) -> str:
-    """Value of the cluster's label: the name, or if it is too long for a value, its beginning and a hash."""
+    """Value of the cluster's label: the name. Of a name longer than a value may be, the beginning and a hash."""
     return cluster if len(cluster) <= MAX_LABEL else _cut(cluster, MAX_LABEL)
 
 

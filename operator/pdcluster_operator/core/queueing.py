@@ -23,7 +23,8 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class RetryPace:
-    """Seconds. ``gather_s``: an event waits so long for others of its burst. The others bound ``delay_s``."""
+    """Seconds. ``gather_s``: how long an event waits for other events of its burst. ``first_s`` and ``most_s`` bound
+    ``delay_s``."""
 
     gather_s: float = 0.05
     first_s: float = 1.0
@@ -32,15 +33,16 @@ class RetryPace:
     def delay_s(self, num_failures: int, chance: float) -> float:
         """The wait after ``num_failures`` in a row, 1 or more: at least ``first_s``, at most ``most_s``.
 
-        The n-th wait is at most 2^n times ``first_s``. ``chance``: in [0, 1), the place between the least and the most;
-        keys that failed together come back at different times.
+        The n-th wait is at most 2^n times ``first_s``. ``chance``: in [0, 1), the place between the shortest and the
+        longest wait, so that keys that failed together come back at different times.
         """
         return Backoff(self.first_s, self.most_s).pause_s(num_failures, chance)
 
 
 @dataclass(slots=True)
 class _Entry:
-    """``due_at``: None: not due at any time. ``not_before``: not even an event makes the key due earlier."""
+    """One key. ``due_at``: None: the key is not due at any time. ``not_before``: no event makes the key due earlier.
+    ``is_again``: an event came during the run. ``ticket``: marks the key's valid item in the heap."""
 
     due_at: float | None = None
     started_at: float | None = None
@@ -51,14 +53,14 @@ class _Entry:
 
 
 class KeyQueue(Generic[K]):
-    """All keys that are due some time, or running. One owner; ``now`` never goes back."""
+    """All keys that run, are due, or will be due. One task owns it. ``now`` never goes back."""
 
     def __init__(self, *, max_running: int, pace: RetryPace) -> None:
         self._max_running = max_running
         self._pace: Final = pace
         self._entries: dict[K, _Entry] = {}
         self._heap: list[tuple[float, int, K]] = []
-        """Due times. A key that is due at another time leaves its old item behind, with an old ticket."""
+        """Due times. When a key's due time changes, its old item stays here, with a ticket that is no longer valid."""
         self._num_tickets = 0
         self._num_running = 0
 
@@ -71,7 +73,7 @@ class KeyQueue(Generic[K]):
         return self._num_running
 
     def add(self, key: K, now: float) -> None:
-        """Something happened: the key is due soon, and runs once for all calls until then."""
+        """Something happened: make the key due soon. It runs once for all calls until then."""
         entry = self._entries.setdefault(key, _Entry())
         if entry.started_at is not None:
             entry.is_again = True
@@ -79,7 +81,7 @@ class KeyQueue(Generic[K]):
             self._bring_forward(key, entry, now)
 
     def start_next(self, now: float) -> K | None:
-        """The key that has been due for longest, which runs from now on. None: no key is due, or enough are running."""
+        """Start the key that has been due for longest, and return it. None: no key is due, or enough keys run."""
         if self._num_running >= self._max_running or not self._drop_stale() or self._heap[0][0] > now:
             return None
         _, _, key = heapq.heappop(self._heap)
@@ -89,7 +91,7 @@ class KeyQueue(Generic[K]):
         return key
 
     def finish(self, key: K, now: float, wake_after_s: float | None = None) -> None:
-        """The run succeeded. ``wake_after_s``: the key is due again then; None: only when something happens."""
+        """The run succeeded. ``wake_after_s``: seconds until the key is due again; None: until something happens."""
         entry = self._stopped(key)
         entry.num_failures, entry.not_before = 0, -math.inf
         if entry.is_again:
@@ -99,7 +101,8 @@ class KeyQueue(Generic[K]):
         self._forget_idle(key, entry)
 
     def fail(self, key: K, now: float, *, chance: float, asked_s: float = 0.0) -> None:
-        """The run failed: try again, each time later. ``asked_s``: seconds that the API server asked for."""
+        """The run failed: try again, after a longer wait each time. ``asked_s``: seconds that the API server asked for,
+        of which at most ``most_s`` count."""
         entry = self._stopped(key)
         entry.num_failures += 1
         entry.not_before = now + max(self._pace.first_s, min(asked_s, self._pace.most_s))
@@ -108,7 +111,7 @@ class KeyQueue(Generic[K]):
             self._bring_forward(key, entry, now)
 
     def next_due(self) -> float | None:
-        """When to call ``start_next``; None: not before another method was called."""
+        """Time at which ``start_next`` can start a key; None: not before another method was called."""
         if self._num_running >= self._max_running or not self._drop_stale():
             return None
         return self._heap[0][0]
@@ -140,7 +143,7 @@ class KeyQueue(Generic[K]):
         heapq.heappush(self._heap, (due_at, entry.ticket, key))
 
     def _drop_stale(self) -> bool:
-        """Whether a key is due some time. Then the first item of the heap is valid."""
+        """Drop items from the front of the heap until the first one is valid. Returns whether an item is left."""
         while self._heap and not self._is_valid(self._heap[0]):
             heapq.heappop(self._heap)
         return bool(self._heap)

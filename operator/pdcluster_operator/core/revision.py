@@ -30,11 +30,11 @@ SHARED_ENV: Final = frozenset(
         "VLLM_SSM_CONV_STATE_LAYOUT",
     }
 )
-"""Variables by which vLLM 0.32 (``envs.py``) keeps KV another way. The roles may have different values: one role may
-need to be told a layout that the other has by default, and the handshake decides whether they fit."""
+"""Variables that change how vLLM 0.32 keeps KV (``envs.py``). The roles may have different values: one role may need to
+be told a layout that the other role has by default. The handshake decides whether the roles fit."""
 
 _DIGITS: Final = 8
-"""32 bits: a cluster has a handful of revisions at a time."""
+"""32 bits are enough: a cluster has a handful of revisions at a time."""
 
 
 def revision_of(
@@ -46,17 +46,17 @@ def revision_of(
     env: Mapping[Role, Mapping[str, Json]],
     tls: Mapping[str, Json] | None = None,
 ) -> str:
-    """8 lower-case hex digits over what prefill and decode must share. ``env``: variables by name. ``tls``: what makes
-    routers speak TLS with both; None: they speak in the clear."""
+    """8 lower-case hex digits over what prefill and decode must share. ``env``: variables by name. ``tls``:
+    ``spec.tls``, by which routers speak TLS with both roles; None: they speak plain HTTP."""
     args: Json = {role.value: _those_of(SHARED_ARGS, given) for role, given in engine_args.items()}
-    # Null, as good as absent, where no variable is shared.
+    # Null, which hashes like an absent field, if no role sets such a variable.
     found = {role.value: those for role, given in env.items() if (those := _those_of(SHARED_ENV, given))}
     kv: dict[str, Json] = {"model": model, "image": image, "transfer": transfer, "engineArgs": args}
     return _digest({**kv, "env": found or None, "tls": tls})
 
 
 def template_of(pod_template: Mapping[str, Json]) -> str:
-    """8 lower-case hex digits over one role's rendered pod template, which does not have them as a label yet."""
+    """8 lower-case hex digits over one role's rendered pod templates, before the digits become a label of the pods."""
     return _digest(pod_template)
 
 

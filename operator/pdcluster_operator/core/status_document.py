@@ -1,8 +1,7 @@
 """Writes a PDCluster's status as JSON and reads it back; writes an Event as JSON, which ``kubectl describe`` shows.
 
-A status that was written is read as the same status, which a test checks.
-
-``Counts.least`` is not in JSON, so it is not read back: it is never compared.
+A status that was written is read back as the same status, which a test checks. Only ``Counts.least`` is not in JSON, so
+it is not read back; no code needs it of an earlier status.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from pdcluster_operator.kinds import EVENT, Object
 from pdcluster_protocol.labels import MANAGER
 
 MAX_MESSAGE: Final = 1024
-"""Characters: the limit of the newer Events API. The whole message is in the condition."""
+"""Characters of an Event's message: the limit of the newer Events API. The whole message is in the condition."""
 _MAX_NAME: Final = 253
 _TYPES: Final = frozenset(one.value for one in Type)
 _REASONS: Final = frozenset(one.value for one in Reason)

@@ -1,4 +1,4 @@
-"""Decides when a target is verified, and keeps the result: one request at a time, later and later after failures.
+"""Decides when a target is verified, and keeps the result: one request at a time, with longer waits after failures.
 
 Routers come and go, so a router that cannot be reached is a failure only after ``PATIENCE`` requests.
 """
@@ -14,9 +14,9 @@ from pdcluster_operator.core.seen.observed import VerificationResult
 from pdcluster_operator.core.status.pool_status import Verification
 
 PACE: Final = RetryPace(first_s=2.0, most_s=300.0)
-"""Seconds between two requests. 300: a pool that cannot transfer is mended by people."""
+"""Seconds between two requests. The waits grow to 300: people mend a pool that cannot transfer, and need longer."""
 PATIENCE: Final = 4
-"""Requests in a row without an answer before the verification counts as failed: half a minute or so."""
+"""Requests in a row without an answer until the verification counts as failed: with waits of up to half a minute."""
 
 
 class TrialVerdict(Enum):
@@ -29,7 +29,7 @@ class TrialVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TargetTrials:
-    """All requests for one target. ``due_at``: the next may be sent then; None while one is under way."""
+    """All requests for one target. ``due_at``: when the next may be sent; None: a request is under way."""
 
     target: str
     due_at: float | None
@@ -44,7 +44,7 @@ class TargetTrials:
         return replace(self, due_at=None)
 
     def ended(self, verdict: TrialVerdict, error: str, now: float, chance: float) -> TargetTrials:
-        """``chance``: in [0, 1)."""
+        """The trials after a request has ended. ``chance``: in [0, 1), spreads the next requests."""
         if verdict is TrialVerdict.PASSED:
             return TargetTrials(self.target, now + PACE.most_s, result=VerificationResult(Verification.PASSED))
         num_unanswered = self.num_unanswered + 1 if verdict is TrialVerdict.NOBODY_ANSWERED else 0

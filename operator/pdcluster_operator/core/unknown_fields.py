@@ -3,8 +3,8 @@
 When a CRD changes, the API server answers writes by the new schema at once. A watch that was open then shows objects by
 the old schema until the server ends that watch (Kubernetes 1.35, apiextensions-apiserver
 ``customresource_handler.go``: the old storage is torn down when its running requests are over, or after two request
-timeouts of 60 s). Without a memory the fields would come and go with each answer, and each change of status would be a
-write that causes the next one.
+timeouts of 60 s). Without a memory the fields would come and go in status, and each write of status would cause
+the next one.
 """
 
 from __future__ import annotations

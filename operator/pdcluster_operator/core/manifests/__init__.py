@@ -1,1 +1,1 @@
-"""The documents of each child of a PDCluster. Pure: from the spec to documents that the API server takes."""
+"""Makes the documents of each child of a PDCluster from its spec, as the API server takes them. Pure."""

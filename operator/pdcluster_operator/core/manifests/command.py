@@ -1,8 +1,8 @@
 """Makes the command line and environment with which a container starts vLLM for one role.
 
 Source of truth: vLLM 0.32 ``engine/arg_utils.py`` and ``entrypoints/cli/serve.py``; the connector's settings are those
-of ``pdcluster_connector/settings.py``. The image must hold vLLM for its device and the package
-``pdcluster[connector]``, which has the command ``pdcluster`` and the plugin by which vLLM finds the connector.
+of ``pdcluster_connector/settings.py``. The image must hold vLLM for the role's device, and the package
+``pdcluster[connector]`` with the command ``pdcluster`` and the plugin by which vLLM finds the connector.
 
 ``$(NAME)`` in an argument is replaced by Kubernetes, from the container's environment.
 """
@@ -24,7 +24,7 @@ from pdcluster_protocol.params import ContentCheck
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 CACHE_FOLDER: Final = "/cache"
-"""Home folder of the engines' user, and so of every cache: model hub, vLLM, Triton, Ascend's logs."""
+"""Home folder of the engines' user. So it holds every cache: model hub, vLLM, Triton, Ascend's logs."""
 MODEL_FOLDER: Final = "/model"
 """Where ``model.volume`` is mounted."""
 
@@ -40,7 +40,7 @@ class PodPlace(Enum):
 
 
 _PORTS_BESIDE: Final = (30000, 32767)
-"""First and last port above Mooncake's own, and below those that Linux gives to outgoing connections."""
+"""First and last port of a range above Mooncake's own, and below the ports that Linux gives to outgoing connections."""
 _PROGRAM: Final = {
     PodPlace.ALONE: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
     PodPlace.LEADER: ("python3", "-m", "vllm.entrypoints.openai.api_server"),
@@ -100,12 +100,12 @@ def transfer_config(pool: Pool, role: Role, place: PodPlace) -> Document:
 
 
 def _compiles_sums(pool: Pool, check: ContentCheck) -> bool:
-    """Whether prefill needs the setting too: on a CPU it compiles the loop over all content at its start."""
+    """Whether prefill needs the setting too: on a CPU prefill compiles the loop over all content when it starts."""
     return check is ContentCheck.FULL and pool.role(Role.PREFILL).device.kind is DeviceKind.CPU
 
 
 def engine_env(pool: Pool, role: Role) -> list[Document]:
-    """Our variables, and the user's, which win. The API server refuses a user's variable with the secret's name."""
+    """Our variables, overridden by the user's. The API server refuses a user's variable with the secret's name."""
     ours = [
         field_env("POD_IP", "status.podIP"),
         field_env("POD_NAME", "metadata.name"),
@@ -152,7 +152,7 @@ def _node_args(spec: RoleSpec, place: PodPlace) -> list[str]:
 def _device_env(spec: RoleSpec) -> list[Document]:
     if spec.device.kind is not DeviceKind.CPU:
         return []
-    # vLLM would bind threads to the first cores of the node, in every pod on it.
+    # Otherwise vLLM in every pod of a node would bind its threads to the same first cores.
     unbound = [{"name": "VLLM_CPU_OMP_THREADS_BIND", "value": "nobind"}]
     if spec.ranks > 1:
         return unbound
@@ -161,10 +161,10 @@ def _device_env(spec: RoleSpec) -> list[Document]:
 
 
 def mooncake_ports(port: int, num_ranks: int) -> tuple[int, int] | None:
-    """First and last port that Mooncake may draw, if side channels take ``port`` and those after it.
+    """First and last port that Mooncake may draw, if side channels take ``num_ranks`` ports from ``port`` on.
 
-    None: Mooncake's own range, which the side channels are not in. Example: 8 ranks take 20100 to 20107, which leaves
-    20108 to 29999, the larger of the two parts.
+    None: the side channels are not in Mooncake's own range, so that range stays. Example: 8 ranks take 20100 to 20107.
+    Of the two parts that are left, 20108 to 29999 is larger.
     """
     first, last = MOONCAKE_PORTS
     if port + num_ranks <= first or port > last:
@@ -175,7 +175,7 @@ def mooncake_ports(port: int, num_ranks: int) -> tuple[int, int] | None:
 
 
 def _port_env(pool: Pool) -> list[Document]:
-    """Mooncake's range of ports. Mooncake listens before the side channel does, and would sometimes take its port."""
+    """Mooncake's range of ports. Mooncake begins to listen first, and would sometimes take a side channel's port."""
     drawn = mooncake_ports(pool.spec.transfer.port, pool.role(Role.DECODE).ranks)
     names = ("MC_MIN_RPC_PORT", "MC_MAX_RPC_PORT")
     return [{"name": name, "value": str(port)} for name, port in zip(names, drawn or (), strict=False)]

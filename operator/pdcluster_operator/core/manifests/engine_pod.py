@@ -1,7 +1,7 @@
-"""The pod template of one role's engines, over which the template's hash goes.
+"""The pod template of one role's engines. Every field of it counts for the template's hash.
 
-A change of this template restarts every engine of every pool when the operator is upgraded, so it needs a line in
-CHANGELOG. Settings that only routers or the planner need are not in the template.
+If a release changes this template, an upgrade of the operator restarts every engine of every pool. So such a change
+needs a line in CHANGELOG. Settings that only routers or the planner need are not in the template.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from pdcluster_protocol.labels import Role
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
 
 MAX_PORTS: Final = 64
-"""Side channels that a pod lists at most. The list is for people, and for the scheduler if a pod is on its node's own
-network. No node has more devices."""
+"""The most side channels that a pod lists: no node has more devices. The list is for people, and for the scheduler if
+a pod is on its node's own network."""
 ASCEND_GROUP: Final = 1000
 """HwHiAiUser, to whom Ascend's driver gives its devices and libraries on every node."""
 _ON_DEVICES: Final = (2000, 8)
 """Millicores and GiB that a rank on a device requests, if the user gives nothing. A rank's process keeps one core busy;
-the API server, the tokenizer and the senders share the other. Driver, PyTorch and buffers take 5 to 8 GiB."""
+the API server, the tokenizer and the senders share the second core. Driver, PyTorch and buffers take 5 to 8 GiB."""
 _ON_CORES: Final = (250, 1)
 """The same for a rank on CPUs: little, so that a test fits any node. Real work needs requests of the user's own."""
 _DEVICES: Final = {DeviceKind.CUDA: "nvidia.com/gpu", DeviceKind.ASCEND: "huawei.com/Ascend910"}
 
 
 def engine_template(pool: Pool, role: Role, revision: str, place: PodPlace = PodPlace.ALONE) -> Document:
-    """The pod template, with the user's overrides, before its hash is a label of it.
+    """The pod template, with the user's overrides, before its hash becomes one of its labels.
 
     Raises:
         ConfigError: The overrides cannot be merged, or give the engine a key that routers do not have.
@@ -68,7 +68,7 @@ def engine_template(pool: Pool, role: Role, revision: str, place: PodPlace = Pod
             f"roles.{role.value}.podOverrides changes env {ENGINE_KEY_VARIABLE} of the engine, which routers do not "
             "see: put it in roles.prefill.env and roles.decode.env, which routers read too"
         )
-    # Selectors match our labels, so overrides cannot change them.
+    # Selectors match our labels, so overrides must not change these labels.
     return labelled(merged, ours["metadata"]["labels"])
 
 
@@ -79,7 +79,7 @@ def _engines_key(template: Document) -> list[Document]:
 
 
 def _items(part: object, name: str) -> list[Document]:
-    """The maps in the list of this name. Overrides may leave something else; the API server then says so."""
+    """The maps in the list of this name. If overrides put something else there, the API server refuses the template."""
     found = part.get(name) if isinstance(part, dict) else None
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

@@ -4,10 +4,10 @@
     operator ---> router:8001     decode  ---> router:8001, 8000  all  ---> DNS
     router   ---> API server      engines ---> HTTPS anywhere, with model.name: to fetch the model
 
-Engines of one pool reach each other on all ports, since Mooncake draws its own (15000 to 29999, two for each session)
-and has no authentication. Outsiders reach none of these ports. Old and new revisions share these policies, so nothing
-in them depends on a role's ports or nodes. Probes come from the node, which always
-gets in (Kubernetes, "Network Policies").
+Engines of one pool reach each other on all ports, because Mooncake draws its own ports (by default 15000 to 29999, two
+for each session). Mooncake has no authentication, so other pods reach none of these ports. Old and new revisions share
+these policies, so nothing in them depends on a role's ports or nodes. Probes come from the node, which always gets in
+(Kubernetes, "Network Policies").
 
 Policies add up: a user can add one to scrape metrics of engines or routers, or to let engines fetch from elsewhere. No
 policy holds for RDMA, or for pods on their node's own network.
@@ -43,8 +43,8 @@ def role_policy(pool: Pool, role: Role) -> Document:
     """The policy of one role's engines."""
     name = names.role_name(pool.name, role)
     peers, routers = {"podSelector": _engines(pool)}, {"podSelector": {"matchLabels": router_selector(pool)}}
-    # 8000 too: an upgrade changes policies at once, but routers of an older release may drain for hours, and decode
-    # calls those without an internal port back on 8000.
+    # 8000 too: an upgrade changes policies at once, but routers of an older release may drain for hours. Some of them
+    # have no internal port, and decode calls these on 8000.
     calls_back = [{"to": [routers], **_tcp(INTERNAL_PORT, PORT)}] if role is Role.DECODE else []
     fetches = [_tcp(443)] if pool.spec.model.name else []
     spec = {

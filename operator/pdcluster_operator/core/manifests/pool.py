@@ -24,29 +24,29 @@ Document = dict[str, Any]
 HTTP: Final = "http"
 """Name of the port on which engines and routers answer. Routers look for this name in EndpointSlices."""
 PORT: Final = launch.HTTP_PORT
-"""Its number, the same in every pod. No side channel may have it. Two pods have it at one address only if overrides
-put both on the network of one node."""
+"""Number of the port ``HTTP``, the same in every pod. No side channel may use it. Two pods have the port at one address
+only if overrides put both pods on the network of one node."""
 INTERNAL: Final = "internal"
 """Name of a router's second port, for engines' callbacks, the operator's orders, metrics and pages."""
 INTERNAL_PORT: Final = launch.INTERNAL_PORT
-"""Its number. It is not for clients, and their Service does not lead to it."""
+"""Number of the internal port. The port is not for clients, and the clients' Service does not lead to it."""
 ROUTER: Final = "router"
 """Value of the routers' component label, and name of the router's container."""
 ENGINE: Final = "engine"
 """Name of an engine's container."""
 SECRET_KEY: Final = "secret"  # noqa: S105  # the name of a key
 API_SERVER_PORTS: Final = (443, 6443)
-"""Ports of the API server: its Service's, and that of most servers behind it. The network plugin decides which of them
-a policy sees. The API server is no pod, so a policy can name only its port."""
+"""Ports of the API server: its Service's, and that of most servers behind it. Which of the two a policy sees depends on
+the network plugin. The API server is no pod, so a policy can name only its port."""
 USER_ID: Final = 10001
-"""Id of no user on any node; above 10,000, as scanners of manifests want."""
+"""A user id that belongs to no user on a node: above 10,000, as scanners of manifests want."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
     """One PDCluster as its children need it. ``router_image``: the operator's own, which holds the router too.
-    ``operator_namespace``: from where operators may reach the routers' internal port; empty: from anywhere.
-    ``api_server_ports``: ports by which its routers reach the API server; not empty, for that would be all ports."""
+    ``operator_namespace``: operators in it may reach the routers' internal port; empty: operators anywhere may.
+    ``api_server_ports``: ports by which its routers reach the API server; at least one, for none would mean all."""
 
     name: str
     namespace: str
@@ -131,7 +131,7 @@ def role_labels(role: Role, revision: str = "", template: str = "") -> dict[str,
 
 
 def engine_selector(pool: Pool, role: Role, revision: str = "", template: str = "") -> dict[str, str]:
-    """``matchLabels`` of one role's engines: of this revision and template, or of all where it is empty."""
+    """``matchLabels`` of one role's engines. If ``revision`` or ``template`` is empty, engines of any match."""
     return {labels.CLUSTER: pool.label, **role_labels(role, revision, template)}
 
 
@@ -146,7 +146,7 @@ def internal_name(pool: Pool) -> str:
 
 
 def secret_ref(pool: Pool) -> Document:
-    """Name of the Secret, and the key in it, with the pool's secret: the user's, else ours."""
+    """Name of the Secret that holds the pool's secret, and the key in it: the user's Secret, if given, or ours."""
     named = pool.spec.auth.secret_ref
     if named is not None:
         return {"name": named.name, "key": named.key}
@@ -155,11 +155,11 @@ def secret_ref(pool: Pool) -> Document:
 
 def pod_security(*, locks_memory: bool = False) -> Document:
     """Security context of a pod, by the profile "restricted" of Kubernetes' Pod Security Standards. It names the user
-    by number, for images of engines name no user or root.
+    by number, because images of engines name either no user or root.
 
-    ``locks_memory``: the user is root, and ``container_security`` adds one capability. RDMA pins all KV, but containers
-    may lock only a few MiB without it. In Kubernetes a capability works for root alone: no ambient capabilities are
-    set, and those of a file do not count where privileges may not grow (each tried on a kernel).
+    ``locks_memory``: the user is root, and ``container_security`` adds one capability. RDMA pins all KV, but without
+    that capability containers may lock only a few MiB. In Kubernetes a capability works for root alone: no ambient
+    capabilities are set, and a file's capabilities do not count where privileges may not grow (each tried on a kernel).
     """
     user = 0 if locks_memory else USER_ID
     return {
@@ -186,7 +186,7 @@ def labelled(template: Mapping[str, Any], extra: Mapping[str, str]) -> Document:
     """The template with more labels.
 
     Raises:
-        ConfigError: The user's overrides have put something else than a map at ``metadata`` or its ``labels``.
+        ConfigError: In the user's overrides ``metadata``, or its ``labels``, is no map.
     """
     metadata = _map_in(template, "metadata")
     return {**template, "metadata": {**metadata, "labels": {**_map_in(metadata, "labels"), **extra}}}
@@ -203,7 +203,7 @@ def resources_of(resources: Resources, requests: Mapping[str, str]) -> Document:
     """A container's ``resources``. All amounts are text, as the API server itself writes them.
 
     ``requests``: for resources of which the user gives neither a request nor a limit (a limit is a request too). A pod
-    without any is BestEffort, however many devices it has: the first to be evicted, with the least weight on cores.
+    without any request is BestEffort, however many devices it has: it is evicted first, and has the least CPU weight.
     """
     ours = {name: amount for name, amount in requests.items() if name not in resources.limits}
     found = {"requests": {**ours, **resources.requests}, "limits": resources.limits}

@@ -1,11 +1,11 @@
-"""TLS inside a pool (``spec.tls``): where pods mount its one Secret, and the words by which each part uses it.
+"""TLS inside a pool (``spec.tls``): where pods mount its one Secret, and the options by which each part uses it.
 
     Secret --> /etc/pdcluster/pool-tls   of routers and engines: flags, decode's calls
                  `--> /run/pdcluster/pool-tls   of engines: ``pdcluster mirror`` copies it for vLLM, probes, drain hooks
 
-All ask for one name, because pods are called by their addresses. Engines ask for certificates too; routers' internal
-port does not. ``docs/decisions/0036-tls-inside-by-the-operator.md`` says why. Without ``spec.tls`` each function gives
-nothing, so templates and their hashes stay as they were.
+All callers expect one name in the certificate, because they call pods by address. Engines ask their callers for a
+certificate too; routers' internal port does not. ``docs/decisions/0036-tls-inside-by-the-operator.md`` says why.
+Without ``spec.tls`` no function adds anything to a template, so hashes stay as they were.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pdcluster_protocol.launch import ConnectorSettings, router_flag
 
 FOLDER: Final = "/etc/pdcluster/pool-tls"
 COPY_FOLDER: Final = "/run/pdcluster/pool-tls"
-"""In memory, because the copy has the key."""
+"""In memory, because the copy has the private key."""
 CERT: Final = "tls.crt"
 KEY: Final = "tls.key"
 CA: Final = "ca.crt"
@@ -27,11 +27,11 @@ KEYS: Final = (CERT, KEY, CA)
 _VOLUME: Final = "pool-tls"
 _COPY_VOLUME: Final = "pool-tls-copy"
 _CERT_REQUIRED: Final = 2
-"""vLLM hands this number to Python's ``ssl``."""
+"""``ssl.CERT_REQUIRED``: vLLM hands the number to Python's ``ssl``."""
 
 
 def server_name(pool: Pool) -> str:
-    """The name that the certificate has. The default is one by which Prometheus can call the routers as well."""
+    """The name that the certificate must have. By the default name Prometheus can call the routers as well."""
     given = pool.spec.tls.server_name if pool.spec.tls else None
     return given or f"{internal_name(pool)}.{pool.namespace}.svc"
 
@@ -42,17 +42,17 @@ def scheme_of(pool: Pool) -> str:
 
 
 def app_protocol(pool: Pool) -> Document:
-    """Fields of a Service's port."""
+    """Fields that TLS adds to a Service's port."""
     return {"appProtocol": "https"} if pool.spec.tls else {}
 
 
 def service_labels(pool: Pool) -> dict[str, str]:
-    """Labels of the Services of these ports."""
+    """Labels that TLS adds to the Services of engines and of the internal port."""
     return {labels.SCHEME: "https"} if pool.spec.tls else {}
 
 
 def secret_volumes(pool: Pool) -> list[Document]:
-    """The mounted Secret, of routers and engines."""
+    """The volume with the Secret, for routers and engines."""
     if pool.spec.tls is None:
         return []
     items = [{"key": key, "path": key} for key in KEYS]
@@ -64,7 +64,7 @@ def secret_mounts(pool: Pool) -> list[Document]:
 
 
 def engine_volumes(pool: Pool) -> list[Document]:
-    """Of an engine that answers HTTP: the mounted Secret, and room for the copy."""
+    """Volumes of an engine that answers HTTP: the Secret, and room for its copy."""
     copy = {"name": _COPY_VOLUME, "emptyDir": {"medium": "Memory"}}
     return [*secret_volumes(pool), copy] if pool.spec.tls else []
 
@@ -87,7 +87,7 @@ def router_flags(pool: Pool) -> list[str]:
 
 
 def mirrored(pool: Pool, command: list[str]) -> list[str]:
-    """The command of an engine that answers HTTP, beside a copy of the Secret."""
+    """The command of an engine that answers HTTP. ``pdcluster mirror`` runs it, and keeps the copy of the Secret."""
     if pool.spec.tls is None:
         return command
     return ["pdcluster", "mirror", f"--source={FOLDER}", f"--target={COPY_FOLDER}", "--", *command]
@@ -107,17 +107,17 @@ def engine_flags(pool: Pool) -> list[str]:
 
 
 def decode_settings(pool: Pool) -> ConnectorSettings:
-    """The connector's settings of decode, which calls routers."""
+    """Settings of decode's connector, which calls routers."""
     if pool.spec.tls is None:
         return {}
     return {"metaserver_ca": f"{FOLDER}/{CA}", "metaserver_tls_name": server_name(pool)}
 
 
 def command_flags(pool: Pool, folder: str = COPY_FOLDER) -> list[str]:
-    """Words of ``pdcluster ready`` and ``pdcluster drain``, which ask an engine.
+    """Options of ``pdcluster ready`` and ``pdcluster drain``, which ask an engine.
 
-    They read the engine's copy, where certificate and key always fit each other. In the Secret, certificate and key may
-    not fit for a while. Engines and routers then go on with the last pair that fits, and the probe must not fail.
+    By default both read the engine's copy, where certificate and key always fit each other. In the Secret, certificate
+    and key may not fit for a while. Engines and routers then use the last pair that fits, so the probe must not fail.
     """
     if pool.spec.tls is None:
         return []

@@ -1,7 +1,7 @@
 """The routers of a pool: Deployment, Service, and the right to watch EndpointSlices.
 
 Routers hold no state, so an ordinary Deployment rolls them. A router that is to go gets no new connections once all
-kube-proxies know. It takes requests until then, and finishes those that it has.
+kube-proxies know. It takes requests until then, and finishes the requests that it has.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ProxyProtocol, router
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 NOTICE_S: Final = 5
-"""Seconds for which a removed router takes new connections: kube-proxies of a busy cluster need them to notice."""
+"""Seconds for which a removed router takes new connections: kube-proxies of a busy cluster notice the removal late."""
 KEYS_FOLDER: Final = "/etc/pdcluster/api-keys"
 """A mounted folder, not a single file: only folders follow a change of their Secret."""
 KEYS_FILE: Final = "keys"
@@ -53,18 +53,18 @@ _CLIENTS_KEYS: Final = (pool_tls.CERT, pool_tls.KEY)
 """Keys of the Secret with the certificate that clients are shown, and the names of its files."""
 _MAKE_IT: Final = "make it with the keys tls.crt, tls.key and ca.crt, as cert-manager does"
 MARGIN_S: Final = 10
-"""Seconds from the end of the drain to the end of the pod. Connections get 2 s of them to close."""
+"""Seconds from the end of the drain to the end of the pod. Connections get 2 of these seconds to close."""
 REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
 """A router's requests where the user gives nothing: as much as an idle router takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MountedSecret:
-    """A user's Secret without which ``who`` cannot start. ``cure``: what the user can do beside making it."""
+    """A user's Secret without which ``who`` cannot start. ``cure``: what the user can do if it is missing."""
 
     name: str
     keys: tuple[str, ...]
-    """Keys of the Secret that they need."""
+    """Keys that the Secret must have."""
     cure: str
     who: str = "routers"
 
@@ -99,7 +99,7 @@ def internal_url(pool: Pool) -> str:
 
 def router_service(pool: Pool) -> Document:
     service = pool.spec.router.service
-    # For gateways, which otherwise speak plain HTTP to the Service.
+    # Tells gateways to speak HTTPS to the Service: otherwise they speak plain HTTP.
     spoken = {"appProtocol": "https"} if pool.spec.router.tls else {}
     spec = {
         "type": service.type.value,
@@ -141,7 +141,7 @@ def router_deployment(pool: Pool) -> Document:
 
 
 def router_argv(pool: Pool) -> list[str]:
-    """Every option that follows from the spec; the others keep the router's own defaults."""
+    """The router's arguments: every option that follows from the spec. All other options keep the router's defaults."""
     transfer, router = pool.spec.transfer, pool.spec.router
     return [
         router_flag("--discovery", "kubernetes"),
@@ -149,7 +149,7 @@ def router_argv(pool: Pool) -> list[str]:
         router_flag("--host", "0.0.0.0"),  # noqa: S104  # a pod's own network
         router_flag("--port", PORT),
         router_flag("--internal-port", INTERNAL_PORT),
-        # Decode engines must call this very process, for it holds their request: never the Service.
+        # Decode engines must call the very process that holds their request, and never the Service.
         router_flag("--advertise-url", f"{pool_tls.scheme_of(pool)}://$(POD_IP):{INTERNAL_PORT}"),
         router_flag("--prefill-timeout", transfer.deadline_seconds),
         router_flag("--on-prefill-failure", transfer.on_failure.value),
@@ -249,7 +249,7 @@ def _container(pool: Pool) -> Document:
         ],
         **LAST_WORDS,
         **_probes(pool),
-        # Every image with a shell has it; Kubernetes' own sleep can be switched off (gate PodLifecycleSleepAction).
+        # Every image with a shell has ``sleep``. Kubernetes' own can be off (gate PodLifecycleSleepAction).
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(NOTICE_S)]}}},
     }
 
@@ -270,7 +270,7 @@ def _tls_volumes(pool: Pool) -> list[Document]:
 
 
 def _engines_key(pool: Pool) -> list[Document]:
-    """The engines' entry for vLLM's own key; empty: they have none.
+    """The engines' ``env`` entry for vLLM's own key; empty: the engines have no key.
 
     Raises:
         ConfigError: The roles have different entries, but a router sends one key to all engines.
@@ -297,9 +297,9 @@ def _key_told(entry: EnvVar | None, other: EnvVar | None = None) -> str:
 def _probes(pool: Pool) -> Document:
     """The three probes of a router.
 
-    Ready: ``/health`` says that a request could be answered, so a new router gets none before it has found the engines.
-    Alive: the router answers at all, for a pool without engines is no fault of its routers. A kubelet takes any
-    certificate, but writes no PROXY header: if one is required, readiness is asked at the internal port.
+    Ready: ``/health`` says that a request could be answered. So a new router gets no request before it has found the
+    engines. Alive: the router answers at all, because a pool without engines is no fault of its routers. A kubelet
+    takes any certificate, but sends no PROXY header. If the header is required, the internal port is asked instead.
     """
     router, over_tls = pool.spec.router, {"scheme": "HTTPS"}
     is_prefaced = router.proxies is not None and router.proxies.proxy_protocol is ProxyProtocol.REQUIRED

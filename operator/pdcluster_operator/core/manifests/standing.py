@@ -1,7 +1,7 @@
 """The small children that stand beside engines and routers: Secret, ServiceAccount, scalers, discovery, budgets.
 
 The Secret and the scalers are created once and never applied again. A second secret would shut out all engines and
-routers that have the first; a second number in a scaler would fight the autoscaler that set it.
+routers that have the first. A number that we write to a scaler would fight the autoscaler that has set another.
 
 Routers find engines by the EndpointSlices of headless Services, one Service for each role and revision. Kubernetes
 copies a Service's labels to its slices, and routers read role and revision from them. Slices also list engines that are
@@ -9,7 +9,7 @@ not ready or terminate, and mark them so; ``publishNotReadyAddresses`` would mar
 Services are never resolved.
 
 PodDisruptionBudgets say how many pods node drains may take at once. A role may lose as many instances as in a rollout,
-and at least one: a budget of none would hold up node drains for ever. An evicted engine finishes its requests like any
+and at least one: a budget of 0 would hold up node drains for ever. An evicted engine finishes its requests like any
 other removed engine.
 """
 
@@ -59,13 +59,13 @@ def role_scaler(pool: Pool, role: Role) -> Document:
 
 
 def scaler_selector(pool: Pool, role: Role) -> str:
-    """Selects one pod of each instance, for a scaler's status: so an average over pods is one over instances."""
+    """Selects one pod of each instance, for a scaler's status. So an average over pods is an average over instances."""
     found = {**engine_selector(pool, role), labels.LEADER: "true"}
     return ",".join(f"{name}={value}" for name, value in found.items())
 
 
 def discovery_service(pool: Pool, role: Role, revision: str) -> Document:
-    """The headless Service of one role and revision: of each instance it lists the pod that answers HTTP."""
+    """The headless Service of one role and revision. For each instance it lists the pod that answers HTTP."""
     name = names.discovery_service_name(pool.name, role, revision)
     port = {"name": HTTP, "port": PORT, "targetPort": HTTP, "protocol": "TCP"}
     spec = {
@@ -81,7 +81,8 @@ def discovery_service(pool: Pool, role: Role, revision: str) -> Document:
 def role_budget(pool: Pool, role: Role, unavailable: int) -> Document:
     """The budget of a role's engines. ``unavailable``: instances that a rollout may take.
 
-    All pods of a group count: an evicted pod takes its whole group, which uses up the budget until the group is back.
+    All pods of a group count. An evicted pod takes its whole group with it, so the budget is used up until the group is
+    back.
     """
     metadata = metadata_of(pool, names.role_name(pool.name, role), role.value, role_labels(role))
     return _budget(metadata, engine_selector(pool, role), max(unavailable, 1))

@@ -10,8 +10,8 @@ down. Maps merge key by key, null removes a key, and these lists merge item by i
     of metadata:     ownerReferences  uid;  finalizers: both lists together
 
 All other lists are replaced whole: command, args, envFrom, tolerations, affinity terms, supplementalGroups.
-An item, or a map, may say ``$patch: delete`` or ``$patch: replace``. A volume has one source, so a user's item of
-``volumes`` replaces ours as a whole (``patchStrategy: merge,retainKeys``).
+An item, or a map, may say ``$patch: delete`` or ``$patch: replace``. A volume or a resource claim has one source. So a
+user's item of ``volumes`` or ``resourceClaims`` replaces ours as a whole (``patchStrategy: merge,retainKeys``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DIRECTIVE: Final = "$patch"
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """How one list merges. ``key``: field that names an item. ``is_whole``: an item of the same key is replaced."""
+    """How one list merges. ``key``: field that names an item. ``is_whole``: the user's item replaces ours."""
 
     key: str
     is_whole: bool = False
@@ -58,7 +58,7 @@ _LISTS: Final[Mapping[tuple[str, ...], Mapping[str, _List]]] = {
     **{("spec", name): _CONTAINER for name in _CONTAINERS},
     ("metadata",): {"ownerReferences": _List("uid")},
 }
-"""Path of a map, without the items' keys, to the lists in it that merge."""
+"""The lists that merge, by the path of the map that they are in. Items' keys are not part of the path."""
 _UNITED: Final = frozenset({("metadata", "finalizers")})
 
 
@@ -99,7 +99,7 @@ def _merge_value(base: object, patch: object, path: tuple[str, ...]) -> object:
 
 
 def _merge_list(base: Sequence[Any], patch: Sequence[Any], how: _List, path: tuple[str, ...]) -> list[Any]:
-    """Items of ``base`` keep their place, new items come after them."""
+    """The merged list: items of ``base`` keep their place, and new items come after them."""
     merged = {item[how.key]: item for item in base}
     for item in patch:
         key = _key_of(item, how, path)
@@ -133,5 +133,5 @@ def _directive(patch: Mapping[str, Any], path: tuple[str, ...]) -> str:
 
 
 def _plain(patch: Mapping[str, Any], path: tuple[str, ...]) -> Document:
-    """The patch itself, without its nulls and directives."""
+    """The patch alone, without its nulls and directives."""
     return _merge_map({}, {name: value for name, value in patch.items() if name != _DIRECTIVE}, path)

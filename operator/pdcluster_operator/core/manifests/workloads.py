@@ -1,9 +1,9 @@
 """The workload of one (role, revision, template): a Deployment, or a LeaderWorkerSet over several nodes.
 
-A workload's template never changes, for the template's hash is part of the workload's name. So Kubernetes never rolls a
-workload by our doing: the planner moves replicas from one workload to the next. If somebody else changes a field, the
-operator sets it back and says so in an Event. Should Kubernetes roll the pods then, it needs no further devices: no
-surge, one at a time.
+A workload's template never changes, for the template's hash is part of the workload's name. So our writes never make
+Kubernetes roll a workload: the planner moves replicas from one workload to the next. If somebody else changes a field,
+the operator sets it back and says so in an Event. If Kubernetes rolls the pods for such a change, it needs no further
+devices, because it replaces one pod at a time without surge.
 
 Source of truth for groups: ``leaderworkerset.x-k8s.io/v1`` (LWS 0.6 to 1.0), ``api/leaderworkerset/v1``.
 """
@@ -46,7 +46,7 @@ class WorkloadDesign:
     revision: str
     template: str
     templates: tuple[Document, ...]
-    """Pod templates, without the label of their hash: of the one pod, or of leader and worker."""
+    """Pod templates, without the label that has their hash: one of a single pod, or those of leader and worker."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -58,7 +58,7 @@ _OF_DECODE_ALONE: Final = "minPushTokens"
 
 
 def revision_for(pool: Pool) -> str:
-    """The spec's revision. If the spec leaves the protocol out, the one that is used counts."""
+    """The spec's revision. If the spec names no protocol, the protocol that is used counts."""
     spec = pool.spec
     transfer = {**spec.transfer.to_wire(), "protocol": spec.transfer_protocol.value, _OF_DECODE_ALONE: None}
     args = {role: pool.role(role).engine_args for role in Role}
@@ -77,7 +77,7 @@ def design_workload(pool: Pool, role: Role, revision: str) -> WorkloadDesign:
     """The workload that the spec asks for.
 
     Raises:
-        ConfigError: Overrides do not merge, or vLLM cannot spread the split over several nodes.
+        ConfigError: Overrides do not merge, or change the engines' key, or vLLM cannot spread the split over nodes.
     """
     spec = pool.role(role)
     is_group = spec.nodes_per_instance > 1
@@ -119,7 +119,7 @@ def _group_spec(pool: Pool, design: WorkloadDesign) -> Document:
     return {
         "leaderWorkerTemplate": {
             "size": pool.role(design.role).nodes_per_instance,
-            # When one rank has died the others never recover: vLLM's processes give up.
+            # When one rank has died, the other ranks never recover: vLLM's processes give up.
             "restartPolicy": "RecreateGroupOnPodRestart",
             "leaderTemplate": _finished(design, 0),
             "workerTemplate": _finished(design, 1),

@@ -1,1 +1,1 @@
-"""The planner: the actions that one look at a PDCluster and its children asks for, in their order."""
+"""The planner: from one look at a PDCluster and its children it makes the actions to take, in their order."""

@@ -1,8 +1,8 @@
 """The output of the planner: the actions of a plan, in their order. Data only.
 
 Pictures may be old. So each change and removal carries the version that it was decided on: the uid, and also the
-resourceVersion where a number decided (moves, and empty workloads). With an old picture the API server then answers
-with a conflict instead of taking a wrong step.
+resourceVersion if it was decided by a number (moves, and removals of empty workloads). If the picture is old, the API
+server then answers with a conflict, and no wrong step is taken.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pdcluster_operator.kinds import Kind
 
 
 class Way(Enum):
-    """How a child comes to be as its document says."""
+    """How a child is made to be as its document says."""
 
     APPLY = auto()
     """Server-side apply, whenever the child differs."""
     CREATE = auto()
-    """A plain create. A child of ours that is there already is left alone: the picture was old."""
+    """A plain create. If the child is there already, the picture was old, and the child is left as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Set ``spec.replicas`` of a workload that is there, if it is still of this version."""
+    """Set ``spec.replicas`` of a workload that is there, if the workload still has this version."""
 
     change: Change
     kind: Kind
@@ -94,9 +94,9 @@ class Plan:
     """The plan's actions, in this order: children, moves, prunes, scalers' statuses, status.
 
     ``asked``: objects that carry the user's overrides. Before any action the API server is asked whether it would take
-    each of them, so a spec that it refuses changes nothing that runs. For a stop these are only the routers' objects.
-    ``facts``: ``status`` was reduced from them. ``to_verify``: the target, if a request through it can be sent and none
-    was answered yet. ``wake_after_s``: seconds after which to plan again, even if nothing happens.
+    each of these objects. So a spec that it refuses changes nothing that runs. A stop asks only about the routers'
+    objects. ``facts``: the findings that ``status`` was made from. ``to_verify``: the target, if a request through it
+    can be sent and none was answered yet. ``wake_after_s``: seconds until the next plan, even if nothing happens.
     """
 
     facts: Facts

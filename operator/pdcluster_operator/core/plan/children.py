@@ -1,4 +1,4 @@
-"""The children of a pool in the order in which they are made: each after those that it needs."""
+"""The children of a pool in the order in which they are made: each child after the children that it needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Served = frozenset[tuple[Role, str]]
 
 
 def standing_children(pool: Pool, target: Target, observed: Observed, served: Served, secret_text: str) -> list[Child]:
-    """All children but the workloads of engines.
+    """All children except the workloads of engines.
 
     Raises:
         ConfigError: The router's overrides cannot be merged.
@@ -59,8 +59,8 @@ def _secrets(pool: Pool, observed: Observed, text: str) -> list[Document]:
 
 
 def _scalers(pool: Pool, observed: Observed) -> list[Document]:
-    """Scalers that are not there yet, if scaling is external. Otherwise there are none, so that ``kubectl scale`` fails
-    rather than do nothing in silence."""
+    """Scalers that are not there yet, if scaling is external. Otherwise a pool has no scalers: then ``kubectl scale``
+    fails instead of having no effect."""
     if pool.spec.scaling.mode is not ScalingMode.EXTERNAL:
         return []
     there = {scaler.role for scaler in observed.scalers}

@@ -2,17 +2,17 @@
 
     spec -> target -> facts -> status -> next step -> children, moves, prunes
 
-A spec that cannot be carried out changes only the status, which says why: no child, no move, no prune. Running engines
+If a spec cannot be carried out, only the status changes, and says why: no child, no move, no prune. Running engines
 and routers go on as they are. The API server is asked about a new workload before anything is done, so a refusal comes
 while the old engine still runs. Old workloads keep their template: only their replicas move, and empty ones are pruned.
 A PDCluster that is being deleted gets no plan: Kubernetes removes its children by their owner.
 
-A proof holds for the engines that gave it. If the status that was read has a proof of a target whose engines are gone,
-that status is written without the proof before an engine is made: else, if the write failed, the old proof would count
-for the new engines.
+A proof holds for the engines that gave it. The status that was read may have a proof of a target whose engines are
+gone. Then status is written without that proof before a new engine is made. Otherwise, if the write of the status
+failed, the old proof would count for the new engines.
 
 Only moves change the replicas of a workload that exists: an apply repeats the number that was seen. A new workload is
-created with its number. If it exists already, because the picture is old, the create changes nothing.
+created with its number of replicas. If the workload exists already, the picture is old, and the create changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 MISSING_SECRET_S: Final = 10
-"""Seconds between two looks for a missing Secret: soon for a person, at one call a look."""
+"""Seconds between two looks for a missing Secret: short enough for a person who waits. A look costs one call."""
 _NOT_ASKED: Final = VerificationResult(Verification.NOT_ASKED)
 
 
@@ -110,7 +110,8 @@ def _facts(
 
 
 def _problems(observed: Observed, ids: TargetIds | None) -> Problems:
-    """The first problem of each part. The target's come first; old engines' count too, for those may still serve."""
+    """The first problem of each role and of the routers. Problems of the target come first. Problems of old engines
+    count too, because old engines may still serve."""
     current: set[tuple[Role | None, str, str]] = {(None, "", "")}
     if ids is not None:
         current |= {
@@ -124,7 +125,7 @@ def _problems(observed: Observed, ids: TargetIds | None) -> Problems:
 
 
 def _is_proven_by_others(facts: Facts, before: Status | None) -> bool:
-    """Whether the proof in status is of engines that are gone, and new ones are wanted. A stop need not wait."""
+    """Whether the proof in status is of engines that are gone, and new engines are wanted. A stop need not wait."""
     return not facts.is_stopped and facts.is_target_empty and before is not None and before.verified == facts.target
 
 
@@ -139,7 +140,7 @@ def _changes(pool: Pool, target: Target, status: Status) -> tuple[Change, ...]:
 
 
 def _left_over(target: Target, observed: Observed) -> tuple[SeenWorkload, ...]:
-    """Workloads that are not pruned: the target's, and old ones that ask for pods or have some."""
+    """Workloads that are not pruned: the target's, and old workloads that ask for pods or have pods."""
     names = {design.name for design in target.designs.values()}
     return tuple(seen for seen in observed.workloads if seen.name in names or not seen.is_empty)
 
@@ -152,9 +153,9 @@ def _served(target: Target, left: tuple[SeenWorkload, ...]) -> Served:
 def _workloads(
     pool: Pool, target: Target, seen: Mapping[str, SeenWorkload], changes: tuple[Change, ...]
 ) -> tuple[list[Child], list[Child]]:
-    """The target's two workloads, in two lists: those that are there, and those that get their first replica now.
+    """The target's workloads, in two lists: workloads that are there, and workloads that get their first replica now.
 
-    Those that are there are applied before all other children: if one has changed meanwhile, nothing else is done.
+    Workloads that are there are applied before all other children: if one has changed meanwhile, nothing else is done.
     """
     after = {change.workload: change.after for change in changes}
     there, new = [], []
@@ -218,7 +219,8 @@ def _should_verify(facts: Facts, status: Status) -> bool:
 
 
 def _wake_after_s(pool: Pool, observed: Observed, status: Status, now: int) -> int | None:
-    """Seconds until the deadline, or the next look for a missing Secret, of which no watch tells; None: neither."""
+    """Seconds until the progress deadline or the next look for a missing Secret; None: neither is due. Secrets are not
+    watched."""
     deadline = deadline_at(status, pool.spec.rollout.progress_deadline_seconds)
     waits = [] if deadline is None else [max(deadline - now, 0)]
     return min([*waits, *([MISSING_SECRET_S] if observed.missing_secret else [])], default=None)

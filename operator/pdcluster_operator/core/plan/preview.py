@@ -1,8 +1,8 @@
 """Shows the effect of a spec before it is applied: its children, and the steps of the rollout (``pdcluster plan``).
 
-No cluster is asked: the earlier spec counts as carried out in full, or there is none. The steps are the planner's own,
-if every pod gets ready and every request is answered. Where a step takes a whole revision, its last prefill engine in
-fact goes later, when the decode engines are gone (``last_prefill.py``).
+No cluster is asked: an earlier spec counts as carried out in full. The steps are the planner's own, if every pod gets
+ready and every request is answered. One thing differs: if a step removes a whole revision, its last prefill engine
+really goes later, when its decode engines are gone (``last_prefill.py``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IMAGE: Final = "the operator's"
 
 
 def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
-    """Lines for people. ``before``: the spec that runs; None: none does. LeaderWorkerSet is taken for installed.
+    """Lines for people. ``before``: the spec that runs; None: none runs. LeaderWorkerSet counts as installed.
 
     Raises:
         ConfigError: ``before`` or ``after`` cannot be carried out; the message says why.
@@ -55,7 +55,11 @@ def preview(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
 
 
 def _observed_of(before: PDCluster | None) -> Observed:
-    """A cluster in which ``before`` runs."""
+    """The planner's picture of a cluster in which ``before`` runs; None: nothing runs.
+
+    Raises:
+        ConfigError: ``before`` cannot be carried out.
+    """
     if before is None:
         return Observed(has_leader_worker_sets=True)
     try:
@@ -85,7 +89,7 @@ def _summary(target: Target, observed: Observed) -> str:
 
 
 def _routers(before: PDCluster | None, after: PDCluster) -> tuple[str, ...]:
-    """A line if routers are replaced: Kubernetes does so when their template changes."""
+    """A line, if Kubernetes will replace the routers, because their pod template changes."""
     if before is None:
         return ()
     old, new = (router_deployment(pool_of(cluster, _IMAGE))["spec"]["template"] for cluster in (before, after))

@@ -1,6 +1,6 @@
 """Works out the target of a spec: the two workloads that it asks for, and each role's numbers.
 
-The wanted numbers are the spec's, or those of the scalers, brought within the ratio.
+The wanted numbers come from the spec, or from the scalers. Numbers of scalers are brought within the ratio.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST: Final = Pair(MAX_REPLICAS, MAX_REPLICAS)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``designs``: the two workloads asked for. ``fleets``: each role's numbers, with its old workloads."""
+    """The target. ``designs``: its two workloads. ``fleets``: each role's numbers, and its old workloads too."""
 
     revision: str
     designs: Mapping[Role, WorkloadDesign]
@@ -72,7 +72,7 @@ def target_of(pool: Pool, observed: Observed) -> Target:
 
 
 def wanted_of(spec: PDClusterSpec, scalers: Mapping[Role, int]) -> Mapping[Role, int]:
-    """Instances wanted of each role. ``scalers``: replicas that scalers ask for; a role without one has the spec's.
+    """Instances wanted of each role. ``scalers``: replicas that scalers ask for; for a role without one, the spec's.
 
     Raises:
         ConfigError: No numbers fit the ratio.

@@ -1,6 +1,6 @@
-"""The rollout planner's input: the workloads of both roles as they are, and how many are wanted.
+"""The rollout planner's input: the workloads of both roles as they are, and how many instances are wanted.
 
-Only numbers, and what each of them means. ``picture.py`` counts them.
+This file has only the numbers and their meaning. ``picture.py`` counts them.
 
 A workload's pods, by what its Deployment and its pods say:
 
@@ -38,7 +38,7 @@ class Workload:
 
     @property
     def occupied(self) -> int:
-        """Places that its pods hold or will soon hold, those of terminating pods included."""
+        """Places that the workload's pods hold or will soon hold, with the places of terminating pods."""
         return max(self.replicas, self.live) + self.terminating
 
     @property
@@ -55,7 +55,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RoleFleet:
-    """All workloads of one role. ``old``: those that the spec no longer asks for, oldest first."""
+    """All workloads of one role, and its bounds in instances. ``old``: those that the spec no longer asks for, oldest
+    first."""
 
     target: Workload
     wanted: int
@@ -75,7 +76,7 @@ class RoleFleet:
 
     @property
     def floor(self) -> int:
-        """Ready instances below which we never go by our own actions."""
+        """The least number of ready instances that our own actions leave."""
         return max(self.wanted - self.unavailable, 0)
 
     @property
@@ -136,18 +137,19 @@ class Fleet:
         return replace(self, prefill=changed) if role is Role.PREFILL else replace(self, decode=changed)
 
     def serves(self, revision: str) -> bool:
-        """Whether a request can be answered by this revision: it has a ready instance of each role."""
+        """Whether this revision can answer a request: each role has a ready instance that remains."""
         return all(self.of(role).staying_of(revision) for role in ROLES)
 
     def is_orphan(self, role: Role, workload: Workload) -> bool:
-        """Whether the workload will never be paired again: an old revision that asks for none of the other role."""
+        """Whether the workload's engines will never be paired again: its revision is old, and no instance of the other
+        role is asked for in that revision."""
         return workload.revision != self.revision and not self.of(role.other).asked_of(workload.revision)
 
 
 def resolve_limits(max_surge: int | str, max_unavailable: int | str, wanted: int) -> tuple[int, int]:
-    """(surge, unavailable) in instances. Percentages are of ``wanted``, and round as those of Deployments.
+    """(surge, unavailable) in instances. Percentages are of ``wanted``, and are rounded as in a Deployment.
 
-    Surge rounds up, unavailable down; if percentages leave both at 0, one may be unavailable (Kubernetes 1.35
+    Surge rounds up, unavailable down. If both come out as 0, one instance may be unavailable (Kubernetes 1.35
     ``deploymentutil.ResolveFenceposts``). Example: 25 % and 25 % of 2 → surge 1, unavailable 0.
 
     Raises:

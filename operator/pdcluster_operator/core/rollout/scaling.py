@@ -1,8 +1,8 @@
-"""How many instances of each role there shall be, from the wishes of both roles' autoscalers.
+"""Decides how many instances of each role are wanted, from the wishes of both roles' autoscalers.
 
 Wishes come from two scalers that know nothing of each other. Bounds are the ratio prefill : decode and each role's own
-maximum; a pool that runs has at least one of each role. The role that has too few is raised; the other is lowered only
-if a maximum forbids to raise. The result meets all bounds, and a wish that meets all bounds is the result.
+maximum; a pool that runs has at least one instance of each role. The role that has too few is raised. If its maximum
+forbids that, the other role is lowered. The result meets all bounds. A wish that meets all bounds is not changed.
 
     wish 1P8D, ratio 1:4 to 1:1               → 2P8D   (too few prefill)
     wish 1P8D, the same, at most 1 prefill    → 1P4D   (it cannot be raised)
@@ -17,11 +17,11 @@ from math import ceil, floor
 from typing import Final
 
 UNBOUNDED: Final = 10_000
-"""More instances than any cluster has; a number, so that the search for a fitting pair ends."""
+"""More instances than any cluster has. A finite number, so that the search for a fitting pair ends."""
 
 
 def exact_ratio(ratio: float) -> Fraction:
-    """The ratio as a user wrote it: 0.1 is a tenth. The float is a little more, so 10 decode would need 2 prefill."""
+    """The ratio as a user wrote it: 0.1 is a tenth. The float 0.1 is a little more: 10 decode would need 2 prefill."""
     return Fraction(repr(ratio))
 
 
@@ -39,10 +39,10 @@ _ONE_OF_EACH: Final = Pair(1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``min_ratio`` and ``max_ratio``: of prefill to decode. ``most``: of each role.
+    """The bounds of both numbers. ``min_ratio`` and ``max_ratio``: of prefill to decode. ``most``: each role's maximum.
 
     Raises:
-        ValueError: No pair fits.
+        ValueError: A ratio is not above 0, or no pair fits.
     """
 
     min_ratio: Fraction | None = None
@@ -64,11 +64,11 @@ class Bounds:
         return pair == Pair(0, 0) or (self._boxed(pair) == pair and self._raised(pair) == pair)
 
     def fit(self, wish: Pair) -> Pair:
-        """The numbers to run with. 0 of both stops the pool; 0 of one role alone is raised.
+        """The numbers to run with. 0 of both roles stops the pool; 0 of one role alone is raised.
 
-        The larger (or the smaller) numbers of each role from two fitting pairs are a fitting pair too. So raising in
-        turn ends at the smallest fitting pair above the wish. If a maximum forbids that, lowering ends at the largest
-        fitting pair below, which has at least one of each role.
+        Take two fitting pairs: the larger number of each role, or the smaller, makes a fitting pair too. So raising the
+        roles in turn ends at the smallest fitting pair above the wish. If a maximum forbids that, lowering them ends at
+        the largest fitting pair below, which has at least one of each role.
         """
         if wish == Pair(0, 0):
             return wish
@@ -82,13 +82,13 @@ class Bounds:
         return self._boxed(self._raised(pair))
 
     def _raised(self, pair: Pair) -> Pair:
-        """Each role raised to what the other one needs."""
+        """Each role raised to the least that the ratio allows beside the other role's number."""
         prefill = ceil(self.min_ratio * pair.decode) if self.min_ratio else 0
         decode = ceil(pair.prefill / self.max_ratio) if self.max_ratio else 0
         return Pair(max(pair.prefill, prefill), max(pair.decode, decode))
 
     def _lowered(self, pair: Pair) -> Pair:
-        """Each role lowered to what the other one can feed."""
+        """Each role lowered to the most that the ratio allows beside the other role's number."""
         prefill = floor(self.max_ratio * pair.decode) if self.max_ratio else pair.prefill
         decode = floor(pair.prefill / self.min_ratio) if self.min_ratio else pair.decode
         return Pair(min(pair.prefill, prefill), min(pair.decode, decode))

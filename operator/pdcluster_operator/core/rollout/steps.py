@@ -5,9 +5,9 @@ Nothing is remembered: after a restart, in a rollback or with a third revision o
     group     old workloads that go together: both roles of an old revision; or, if a role changed only its template,
               the old templates of that role (their engines still pair with the target's)
     leave     to take a whole group away; before that the group keeps an instance of each of its roles
-    orphan    a workload of an old revision whose other role is gone: it will never be paired again
-    useful    an instance that is ready, and of a revision that serves (has a ready instance of each role) or that the
-              spec asks for; an instance of the target itself is useful only when the target is verified
+    orphan    a workload of an old revision whose other role is gone: its engines will never be paired again
+    useful    a ready instance whose revision serves (has a ready instance of each role) or is the one that the spec
+              asks for; an instance of the target itself is useful only when the target is verified
 
 The planner looks for moves in this order. All moves that are possible now make one step:
 
@@ -15,9 +15,9 @@ The planner looks for moves in this order. All moves that are possible now make 
 
 The laws (tests/property/test_rollout.py):
   - the target grows only while all pods, terminating ones too, stay within wanted + surge;
-  - useful instances go only while wanted - unavailable useful ones remain; useless ones go only while as many would
-    remain if all old ones got ready, as a Deployment cleans up unhealthy replicas;
-  - while an old revision is there, the target's shares of both roles differ by one instance at most;
+  - useful instances go only while wanted - unavailable useful ones remain. Useless instances go only while that many
+    would remain if all old instances got ready (as in a Deployment's clean-up of unhealthy replicas);
+  - while an old revision is there, the two roles' shares (target's replicas / wanted) differ by one instance at most;
   - a group that serves is left only when the target is verified and ready, or has no room for its first instance.
 """
 
@@ -62,10 +62,10 @@ class _Group:
 
 
 def next_step(fleet: Fleet) -> Step | None:
-    """The next step; None: all is as wanted, or something must happen first (pods, a verification, a user)."""
+    """The next step; None: all is as wanted, or the planner waits for pods, a verification or a user."""
     if not fleet.prefill.wanted:
         return _step_between(fleet, _all_to_zero(fleet))
-    # Scaling is no rollout: where nothing old is left, a pause or a missed deadline stops nothing.
+    # Scaling is no rollout: if nothing old is left, neither a pause nor a missed deadline stops it.
     if (fleet.is_paused or fleet.is_past_deadline) and any(fleet.old):
         return None
     return _step_between(fleet, _exhaust(fleet, lambda now: _next_move(now) or _next_move_when_stuck(now)))
@@ -109,8 +109,8 @@ def _next_move_when_stuck(fleet: Fleet) -> Fleet | None:
     """A move that breaks a rule, if no other move is possible.
 
     Without surge a role may have no place for its first new instance: then a group that serves is left. If both roles
-    changed only their templates, both are left at once, for one after the other would take twice as long. The last
-    rule to break is proportion: the role that is behind cannot grow before the other one has.
+    changed only their templates, both groups are left at once, for one after the other would take twice as long. The
+    last rule to break is proportion: if the role that is behind cannot grow, the other role grows first.
     """
     if moved := _leave_for_room(fleet):
         return moved
@@ -145,7 +145,7 @@ def _lower_old(fleet: Fleet) -> Fleet | None:
 def _leave(fleet: Fleet) -> Fleet | None:
     groups = _groups(fleet)
     is_proven = fleet.is_verified and all(fleet.of(role).target.staying for role in ROLES)
-    # A group that cannot serve may go at once, as long as a group that can is kept for a rollback.
+    # A group that cannot serve may go at once, as long as a group that can serve is kept for a rollback.
     is_safe = any(fleet.serves(group.revision) for group in groups)
     for group in groups:
         may_go = is_proven or (is_safe and not fleet.serves(group.revision))
@@ -164,7 +164,7 @@ def _leave_for_room(fleet: Fleet) -> Fleet | None:
 
 
 def _left(fleet: Fleet, group: _Group) -> Fleet | None:
-    """The fleet without this group; None: not all its roles can do without it at the same time."""
+    """The fleet without this group; None: one of the group's roles still needs its instances."""
     members = {role: group.members(fleet, role) for role in group.roles}
     if not all(_may_lower(fleet, role, dict.fromkeys(members[role], 0)) for role in group.roles):
         return None
@@ -175,7 +175,8 @@ def _left(fleet: Fleet, group: _Group) -> Fleet | None:
 
 
 def _grow(fleet: Fleet, *, in_proportion: bool) -> Fleet | None:
-    """The fleet with one instance more of the target: of the role that is further behind, if that can grow."""
+    """The fleet with one instance more of the target: of the role that is further behind or, if that role cannot grow,
+    of the other role. None: neither role can grow."""
     for role in sorted(ROLES, key=lambda role: fleet.of(role).target.replicas / fleet.of(role).wanted):
         ours = fleet.of(role)
         if ours.target.replicas < ours.wanted and ours.room > 0 and (_keeps_pace(fleet, role) or not in_proportion):
@@ -184,10 +185,10 @@ def _grow(fleet: Fleet, *, in_proportion: bool) -> Fleet | None:
 
 
 def _keeps_pace(fleet: Fleet, role: Role) -> bool:
-    """Whether one more instance keeps the role within one instance of the other role's share.
+    """Whether the role, with one more instance, stays within one instance of the other role's share.
 
-    Always, if all old workloads are of the target's revision: their engines still pair with the target's. Example: 2P4D
-    may be at 1/2 and 1/4 (differ by 1/4), not at 2/2 and 1/4 (3/4 > 1/2).
+    True also if all old workloads are of the target's revision: their engines still pair with the target's. Example:
+    2P4D may be at 1/2 and 1/4 (differ by 1/4), not at 2/2 and 1/4 (3/4 > 1/2).
     """
     ours, theirs = fleet.of(role), fleet.of(role.other)
     ahead = (ours.target.replicas + 1) * theirs.wanted - theirs.target.replicas * ours.wanted
@@ -195,7 +196,7 @@ def _keeps_pace(fleet: Fleet, role: Role) -> bool:
 
 
 def _groups(fleet: Fleet) -> list[_Group]:
-    """All groups: those that do not serve first, then the oldest."""
+    """All groups. Groups that do not serve come first; otherwise the oldest come first."""
     keys = [
         _Group(old.revision, (role,) if old.revision == fleet.revision else ROLES)
         for role, old in fleet.old
@@ -218,16 +219,16 @@ def _may_lower(fleet: Fleet, role: Role, replicas: dict[Workload, int]) -> bool:
     others = [old for old in ours.old if not fleet.is_orphan(role, old)]
     useful = counted + sum(_useful_lost(fleet, old, 0) for old in others)
     lost = sum(_useful_lost(fleet, old, after) for old, after in replicas.items())
-    # Instances that would remain if all old ones got ready and no further one of the target did.
+    # Instances that would remain if all old instances got ready, and no further instance of the target did.
     hoped = counted + sum(old.replicas for old in others) - sum(old.replicas - after for old, after in replicas.items())
     return hoped >= ours.floor and (not lost or useful - lost >= ours.floor)
 
 
 def _useful_target(fleet: Fleet, role: Role) -> int:
-    """The target's ready instances of this role that count as useful: none before a request was answered through it.
+    """The target's ready instances of this role that count as useful: none before the target is verified and serves.
 
-    They count earlier if the target has no instance of the other role and no place for one: that role gets a place only
-    when old engines have gone.
+    They count earlier if the target has no instance of the other role and no place for one: the other role gets a place
+    only when old engines have gone.
     """
     theirs = fleet.of(role.other)
     is_awaited = theirs.target.replicas > 0 or theirs.room > 0
@@ -237,13 +238,14 @@ def _useful_target(fleet: Fleet, role: Role) -> int:
 
 def _useful_lost(fleet: Fleet, old: Workload, replicas: int) -> int:
     """Useful instances that go if this old workload gets ``replicas``."""
-    # The spec's own revision counts even if it does not serve: its other role is on its way.
+    # The target's revision counts even if it does not serve: its other role is on its way.
     is_useful = fleet.serves(old.revision) or old.revision == fleet.revision
     return old.staying - min(old.ready, replicas) if is_useful else 0
 
 
 def _loss(fleet: Fleet, old: Workload) -> tuple[int, int]:
-    """Sort key for one instance less: a workload that loses no ready instance comes first, one that serves last."""
+    """Sort key of workloads that could lose an instance. Those that lose no ready instance come first, then those that
+    lose a useless one, then those that lose a useful one."""
     return _useful_lost(fleet, old, old.replicas - 1), old.staying - min(old.ready, old.replicas - 1)
 
 

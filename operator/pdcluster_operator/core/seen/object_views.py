@@ -1,4 +1,4 @@
-"""The operator's view of each object that it watches: a few facts instead of the whole, and whether they are news.
+"""The operator's view of each object that it watches: a few facts instead of the whole object, and which are news.
 
 Objects come as the API server sends them. Source of truth for pods: Kubernetes' page "Pod Lifecycle".
 """
@@ -30,7 +30,7 @@ _TOLD_METADATA: Final = ("labels", "annotations", "ownerReferences")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Any object. ``cluster``: name of the PDCluster that the object is, or belongs to."""
+    """Any watched object. ``cluster``: name of the PDCluster that the object is, or belongs to."""
 
     ref: Ref
     uid: str
@@ -57,9 +57,10 @@ class ClusterView(View):
 
 @dataclass(frozen=True, slots=True)
 class ChildView(View):
-    """An object that a PDCluster owns. ``digest``: of ``digest_of``, over everything that we apply.
+    """An object that a PDCluster owns. ``digest``: the result of ``digest_of``, over everything that we apply.
 
-    ``replicas``: asked for; ``there`` and ``ready``: as its status says; each 0 for kinds without replicas.
+    ``replicas``: how many are asked for. ``there`` and ``ready``: how many its status tells of. All are 0 for kinds
+    without replicas. ``problem``: why a Deployment cannot make its pods, or empty.
     """
 
     owner_uid: str
@@ -74,7 +75,7 @@ class ChildView(View):
 
 @dataclass(frozen=True, slots=True)
 class PodView(View):
-    """A pod of an engine or a router. ``trouble``: why the cluster does not start the pod; empty: there is no reason.
+    """A pod of an engine or a router. ``trouble``: why the cluster does not start the pod, or empty.
 
     ``has_heirs``: another pod will get its name, and inherits its deaths.
     """
@@ -106,7 +107,7 @@ class PodView(View):
 
     @property
     def leads(self) -> bool:
-        """Whether this is the pod of its instance that answers HTTP."""
+        """Whether this pod answers HTTP for its instance."""
         return self.labels.get(labels.LEADER) == "true"
 
     @property
@@ -164,9 +165,10 @@ def _pod_view(head: _Head, body: Object) -> PodView:
 
 
 def digest_of(document: Object) -> str:
-    """Digest over a document without status; of its metadata, over labels, annotations and owners only.
+    """Digest over a document without its status. Of its metadata only labels, annotations and owners count.
 
-    The replicas of an engine workload or a scaler are left out, for no apply changes them. A router's are applied.
+    The replicas of an engine workload or a scaler do not count, for no apply changes them. Those of the routers'
+    Deployment count.
     """
     told = {name: value for name, value in document.items() if name not in ("metadata", "status")}
     if labels.ROLE in (document["metadata"].get("labels") or {}) and "spec" in told:

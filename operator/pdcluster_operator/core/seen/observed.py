@@ -1,6 +1,6 @@
 """The input of a plan: the state of one PDCluster's children, as far as the caches show it. Data only.
 
-An *instance* counts once, even if it is a group of pods: its pod that answers HTTP is counted (label ``LEADER``).
+An *instance* counts once, even if it is a group of pods: only the pod that answers HTTP counts (label ``LEADER``).
 Pictures may be old, so workloads, Services and scalers carry the version at which they were seen.
 """
 
@@ -26,7 +26,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class SeenWorkload:
-    """A Deployment or LeaderWorkerSet of ours; role and hashes from its labels, numbers as in ``fleet.Workload``."""
+    """A Deployment or LeaderWorkerSet of ours. Role and hashes are its labels'; numbers as in ``fleet.Workload``."""
 
     name: str
     kind: Kind
@@ -49,13 +49,13 @@ class SeenWorkload:
 
     @property
     def is_empty(self) -> bool:
-        """Asks for no pods and has none."""
+        """Whether the workload asks for no pods and has none."""
         return not self.replicas and not self.live and not self.terminating
 
 
 @dataclass(frozen=True, slots=True)
 class SeenService:
-    """A discovery Service of ours; role and revision from its labels."""
+    """A discovery Service of ours. Role and revision are from its labels."""
 
     name: str
     role: Role
@@ -75,7 +75,7 @@ class SeenScaler:
 
 @dataclass(frozen=True, slots=True)
 class SeenProblem:
-    """The cluster's facts about pods that do not get ready, or are not made. ``role``: None for routers.
+    """Why a pod does not get ready, or why pods are not made, in words. ``role``: None for routers.
 
     ``is_loop``: a container dies of the same cause again and again.
     """
@@ -110,10 +110,10 @@ class Observed:
     verifications: Mapping[str, VerificationResult] = field(default_factory=dict)
     """By name of the target."""
     problems: tuple[SeenProblem, ...] = ()
-    """The problem to tell first is at the front."""
+    """In the order in which users are told of them."""
     status: Status | None = None
-    """The PDCluster's status as it was."""
+    """The PDCluster's status as it was read; None: it has none."""
     unknown_fields: tuple[str, ...] = ()
     """Fields of the PDCluster that this operator does not know: its CRD is newer."""
     missing_secret: str = ""
-    """The problem of a Secret that the user has named for routers, and the cure, for people; empty: none."""
+    """The problem of a Secret that the user has named and routers mount, and the cure, for people; empty: none."""

@@ -1,7 +1,7 @@
 """The picture of one PDCluster: the views of its children at one moment, and the planner's input made from them.
 
 The picture has no children of other owners. A child of an earlier PDCluster of the same name goes away by itself.
-Another owner's object of the same name is found when we try to make ours.
+Another owner's object that has the name of a child of ours is found when we try to make our child.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Picture:
 
     @property
     def leaders(self) -> Iterator[PodView]:
-        """One pod for each instance: the one that answers HTTP. Workers share its fate."""
+        """For each instance the pod that answers HTTP. Workers of a group share the fate of that pod."""
         return (pod for pod in self.pods if pod.leads)
 
     def of(self, kind: Kind) -> list[ChildView]:
@@ -58,7 +58,7 @@ def routers_of(picture: Picture) -> Routers:
 
 
 def ready_pods(picture: Picture, role: Role, revision: str, template: str) -> list[str]:
-    """Names of the ready pods of one workload: one pod for each instance."""
+    """Names of the ready pods of one workload: for each instance the pod that answers HTTP."""
     wanted = (role.value, revision, template)
     return sorted(pod.ref.name for pod in picture.leaders if pod.is_ready and pod.workload == wanted)
 
@@ -109,7 +109,8 @@ def _role_of(view: View) -> Role | None:
 
 
 def _problems(picture: Picture) -> Iterable[SeenProblem]:
-    """Crash loops first, then problems of children, then of pods, each by name: an order that stays the same."""
+    """Crash loops come first, then problems of children, then problems of pods. Each part is sorted by name, so the
+    order stays the same."""
     of_pods = [(pod.ref.name, _problem(pod, pod.problem, is_loop=pod.is_looping)) for pod in picture.pods]
     of_children = [(one.ref.name, _problem(one, _child_problem(picture, one))) for one in picture.children]
     told = [*sorted(of_children, key=_by_name), *sorted(of_pods, key=_by_name)]

@@ -1,13 +1,13 @@
-"""Why a pod does not get ready, in words: no place, no image, a failed start, or containers that died. Pure.
+"""Tells in words why a pod does not get ready: no place, no image, a failed start, or containers that died. Pure.
 
 A *death* is one end of a container's program. Kubernetes keeps the last death and counts all deaths in one pod. This
 file counts the *row*: how many deaths in a row had the same cause, from one picture of the pod to the next. A row of
 three is a *crash loop*. A life of more than ten minutes in which the pod was ready ends a row, as it ends the kubelet's
-back-off. Of a pod that is seen for the first time all deaths are one row only if its life is no longer than as many
-lives of ten minutes and back-offs take.
+back-off. When a pod is seen for the first time, all its deaths count as one row, unless the pod is too old for that:
+for each death it may be older by a life of ten minutes and a back-off.
 
-LeaderWorkerSets with ``RecreateGroupOnPodRestart`` make a group anew as soon as one of its containers has died, so none
-is ever seen waiting in ``CrashLoopBackOff``. Their rows go on from a pod to the next pod of the same name.
+LeaderWorkerSets with ``RecreateGroupOnPodRestart`` make a group anew as soon as one of its containers has died. So no
+container of theirs is seen waiting in ``CrashLoopBackOff``. A row goes on from a pod to the next pod of the same name.
 
 Source of truth: Kubernetes 1.35, pages "Pod Lifecycle" and "Determine the Reason for Pod Failure"; kubelet
 ``images/image_manager.go``; LWS 0.7 ``pod_controller.go``.
@@ -25,11 +25,11 @@ StatusPart = Mapping[str, Any]
 """A part of an object, as the API server sends it."""
 
 LOOP_DEATHS: Final = 3
-"""Equal deaths in a row. Two may be one fault of a node; after a third the container will die again."""
+"""Deaths of the same cause in a row. Two may be one fault of a node; after a third the container will die again."""
 LONG_LIFE_S: Final = 600
-"""The kubelet begins its back-off anew after a life of ten minutes."""
+"""Seconds. The kubelet begins its back-off anew after a life of ten minutes."""
 BACK_OFF_S: Final = 300
-"""The kubelet's longest wait before a container's next life."""
+"""Seconds: the kubelet's longest wait before a container's next life."""
 MAX_WORDS: Final = 600
 """Characters that are kept of a container's last words, and of a message of Kubernetes."""
 
@@ -45,7 +45,7 @@ class Death:
     """The last death of one container. ``cause`` empty: the container has lived long since then, and its row is over.
 
     ``count``: deaths in this pod; 0: the death was in an earlier pod of this name. ``equal``: deaths of this cause in a
-    row. ``begins``: the life before it was a long one in which the pod was ready, so it begins a row.
+    row. ``begins``: this death begins a row, because the life before it was long and the pod was ready in it.
     """
 
     container: str
@@ -68,16 +68,16 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Of a pod: when it was started, and since when it has not been ready. 0: it is ready, or the time is unknown."""
+    """Unix seconds: when a pod was started, and since when it has not been ready. 0: unknown, or the pod is ready."""
 
     started_s: int
     unready_s: int
 
 
 def trouble_of(pod: str, status: StatusPart) -> str:
-    """Why the cluster does not start the pod, or has failed it; empty: it starts.
+    """Why the cluster does not start the pod, or has failed it; empty: neither is so.
 
-    The text stays the same from try to try, for each change is a write of the PDCluster's status.
+    The text stays the same from try to try, for each change of it is a write of the PDCluster's status.
     """
     placed = condition_of(status, "PodScheduled")
     if placed.get("status") == "False":
@@ -92,7 +92,8 @@ def trouble_of(pod: str, status: StatusPart) -> str:
 
 
 def deaths_of(status: StatusPart, *, is_going: bool) -> tuple[Death, ...]:
-    """The last death of each container, as this picture of a pod shows it. ``is_going``: ends now are no deaths."""
+    """The last death of each container, as this picture of a pod shows it. ``is_going``: the pod terminates, so
+    containers that end now have not died."""
     ready = condition_of(status, "Ready")
     unready_s = unix_s_of(ready.get("lastTransitionTime")) if ready.get("status") == "False" else 0
     times = _Times(unix_s_of(status.get("startTime")), unready_s)
@@ -123,19 +124,19 @@ def unix_s_of(text: str | None) -> int:
 
 
 def _containers(status: StatusPart) -> Iterator[tuple[StatusPart, bool]]:
-    """Containers, and whether each is an init container. These come first: while one fails, the engine merely waits."""
+    """Containers, and whether each is an init container. Init containers come first: if one fails, the others wait."""
     yield from ((one, True) for one in status.get("initContainerStatuses") or ())
     yield from ((one, False) for one in status.get("containerStatuses") or ())
 
 
 def _waiting_told(waiting: StatusPart, *, has_died: bool) -> str:
-    """Why a container waits; empty: for nothing wrong, or its death says more. A prefix that the kubelet lays before a
-    registry's message between two tries is cut off, so that the text stays the same."""
+    """Why a container waits; empty: nothing is wrong, or the container's death says more. Between two tries the kubelet
+    puts a prefix before a registry's message. The prefix is cut off, so that the text stays the same."""
     reason, message = waiting.get("reason", ""), str(waiting.get("message") or "")
     if not reason or reason in _STARTS:
         return ""
     if reason == _BACKS_OFF:
-        return "" if has_died else reason  # Its death says more, and the kubelet's message changes with every try.
+        return "" if has_died else reason  # The death says more, and the kubelet's message changes with every try.
     if reason in _PULLS:
         reason, message = "ImagePullBackOff", message.rpartition(_PULL_ERROR)[2]
     return f"{reason}: {_fitted(message)}" if message else str(reason)
@@ -163,7 +164,7 @@ def _ended_last(container: StatusPart) -> StatusPart | None:
 
 def _as_death(name: str, ended: StatusPart, count: int, times: _Times) -> Death:
     ended_s = unix_s_of(ended.get("finishedAt"))
-    began_s = unix_s_of(ended.get("startedAt")) or ended_s  # containerd says 1970 of what never began (its issue 9080).
+    began_s = unix_s_of(ended.get("startedAt")) or ended_s  # containerd says 1970 if none began (its issue 9080).
     served_long = times.unready_s > began_s + 1 and ended_s > began_s + LONG_LIFE_S
     is_row = not served_long and _are_near(count, times.started_s, began_s, ended_s)
     cause = f"{ended.get('reason') or 'Error'} (exit code {ended.get('exitCode', 'unknown')})"
@@ -172,8 +173,9 @@ def _as_death(name: str, ended: StatusPart, count: int, times: _Times) -> Death:
 
 
 def _are_near(count: int, started_s: int, began_s: int, ended_s: int) -> bool:
-    """Whether ``count`` deaths are close enough to be one row: the time since ``started_s``, the pod's start, is at
-    most that of ``count`` lives, each as long as ``LONG_LIFE_S`` or the last life, and a back-off."""
+    """Whether ``count`` deaths may be one row: the time from ``started_s``, the pod's start, to the last death is not
+    longer than ``count`` lives with their back-offs. Each life counts as ``LONG_LIFE_S`` or, if that is longer, as the
+    last life. ``started_s`` 0: the start is unknown, and they may."""
     longest_s = max(LONG_LIFE_S, ended_s - began_s) + BACK_OFF_S
     return not started_s or ended_s - started_s <= count * longest_s
 
@@ -190,7 +192,8 @@ def _recounted(now: Death, known: Death | None) -> Death:
 
 
 def _fitted(text: str, *, keep_end: bool = False) -> str:
-    """The text in one line, cut to ``MAX_WORDS`` characters. ``keep_end``: of a log, whose end has the error."""
+    """The text in one line, cut to ``MAX_WORDS`` characters. ``keep_end``: cut the beginning, as a log ends with the
+    error."""
     line = " | ".join(part for part in map(_printable, _COLOUR.sub("", text).splitlines()) if part)
     if len(line) <= MAX_WORDS:
         return line

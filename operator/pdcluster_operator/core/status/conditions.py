@@ -14,7 +14,7 @@ from pdcluster_protocol.labels import Role
 
 
 class Type(Enum):
-    """Types of conditions in the order in which they are written: each after those that it depends on."""
+    """Types of conditions in the order in which they are written: each after the types that it depends on."""
 
     ACCEPTED = "Accepted"
     PREFILL_READY = "PrefillReady"
@@ -152,9 +152,10 @@ class EventReason(_Explained):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One fact. ``transition_s``: when its truth changed last; ``update_s``: last progress, of Progressing alone.
+    """One fact. ``transition_s``: when its truth changed last. ``update_s``: time of the last progress, only of
+    Progressing.
 
-    ``update_s`` is written as ``lastUpdateTime``, as in a Deployment: a deadline counted from it survives the operator.
+    ``update_s`` is written as ``lastUpdateTime``, as in a Deployment. So a new leader counts the same deadline.
     """
 
     type: Type
@@ -168,7 +169,8 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One role's instances, as in a Deployment's status. ``updated``: the target's. ``least``: wanted - unavailable."""
+    """One role's instances, as in a Deployment's status. ``updated``: instances of the target. ``least``: how many must
+    stay ready, wanted - unavailable."""
 
     wanted: int = 0
     least: int = 0
@@ -180,7 +182,7 @@ class Counts:
 
     @property
     def is_updated(self) -> bool:
-        """Whether all wanted instances are the target's and ready, and all old ones that are left terminate."""
+        """Whether all wanted instances are the target's and ready, and any old instance that is left terminates."""
         return self.updated_ready >= self.wanted and self.replicas == self.updated == self.wanted
 
 
@@ -199,8 +201,8 @@ def counts_of(role: RoleFleet) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """All that the operator found. ``target``: name of the target that the spec asks for; ``verified``: of the target
-    through which a request was last answered; empty: none."""
+    """All that the operator found. ``target``: name of the target that the spec asks for. ``verified``: name of the
+    target that is proven; empty: none is."""
 
     observed_generation: int
     target: str

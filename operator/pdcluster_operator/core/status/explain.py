@@ -7,10 +7,10 @@ from typing import Final
 from pdcluster_operator.core.status.conditions import Condition, Reason, Status, Truth, Type
 
 _WORTH_A_WORD: Final = frozenset({Reason.ROLLING_OUT, Reason.UNKNOWN_FIELDS})
-"""Reasons of conditions that are True and are told all the same."""
+"""Users are told of a condition with one of these reasons even if it is True."""
 
 WAITS_FOR_PODS: Final = "A rollout is under way, and goes on when the pods do: see what keeps them above."
-"""Cure of a rollout instead of "nothing to do", if the cluster has a complaint about a pod."""
+"""Replaces the cure of ``ROLLING_OUT`` ("nothing to do"), if the cluster has a complaint about a pod."""
 
 NOT_LOOKED_AT: Final = (
     "The operator has not looked at it as it is now, or is of another version. Check that `pdcluster operator` runs "
@@ -19,22 +19,23 @@ NOT_LOOKED_AT: Final = (
 
 
 def explain(status: Status | None, generation: int) -> tuple[str, ...]:
-    """Sentences, the first thing to mend at the front; one sentence if all is well. ``status`` None: there is none.
+    """Sentences, with the first thing to mend at the front; one sentence if all is well.
 
-    ``generation``: of the spec as it is now.
+    ``status``: None if there is none. ``generation``: of the spec as it is now.
     """
     if status is None or status.condition(Type.READY) is None or status.observed_generation < generation:
         return (NOT_LOOKED_AT,)
     troubles = [condition for condition in status.conditions if _is_trouble(condition)]
     if status.reason(Type.ACCEPTED) is Reason.REFUSED:
-        troubles = troubles[:1]  # all else follows from it
+        troubles = troubles[:1]  # All other troubles follow from the refusal.
     is_held = any(_has_complaint(condition) for condition in troubles)
     told = tuple(_sentence(condition, is_held) for condition in _without_repeats(troubles))
     return told or (_all_well(status),)
 
 
 def _is_trouble(condition: Condition) -> bool:
-    """Whether to tell of this condition. Not of Ready, which only sums up; also of a rollout that moves."""
+    """Whether to tell of this condition: it is not as it should be, or has a reason in ``_WORTH_A_WORD``. Ready is not
+    told, because it only sums up the others."""
     if condition.type is Type.READY:
         return False
     if condition.type is Type.DEGRADED:
@@ -43,7 +44,8 @@ def _is_trouble(condition: Condition) -> bool:
 
 
 def _without_repeats(troubles: list[Condition]) -> list[Condition]:
-    """Without Degraded where it repeats another condition, and with one of two roles that are scaled to zero."""
+    """The conditions without repeats: without Degraded if it says the same as another one, and with only the first of
+    those that say that the pool is scaled to zero."""
     first: dict[object, Condition] = {}
     for condition in troubles:
         key = condition.reason if condition.reason is Reason.SCALED_TO_ZERO else (condition.reason, condition.message)

@@ -1,6 +1,6 @@
 """The gauges of each PDCluster: its conditions, and how long it has not been ready though it should be.
 
-They are made from statuses alone, so they go with the object. Labels are bounded: a namespace and a name for each
+They are made from statuses alone, so they end with the object. Labels are bounded: a namespace and a name for each
 object, eight conditions, and for each condition the one truth that holds.
 """
 
@@ -14,7 +14,7 @@ from pdcluster_operator.core.status.conditions import Reason, Status, Truth, Typ
 
 @dataclass(frozen=True, slots=True)
 class PoolSample:
-    """One PDCluster. ``conditions``: type and truth. ``not_ready_s``: see the function of this name."""
+    """The gauges of one PDCluster. ``conditions``: type and truth. ``not_ready_s``: see the function of this name."""
 
     namespace: str
     name: str
@@ -24,7 +24,7 @@ class PoolSample:
 
 
 def sample_of(namespace: str, name: str, status: Status, deadline_s: int, now: int) -> PoolSample:
-    """``deadline_s``: the progress deadline of its spec. ``now``: whole Unix seconds."""
+    """The gauges of one PDCluster. ``deadline_s``: its spec's progress deadline. ``now``: whole Unix seconds."""
     return PoolSample(namespace, name, tuple(_truths(status)), not_ready_s(status, now), deadline_s)
 
 

@@ -1,9 +1,9 @@
 """Makes a PDCluster's status from facts and the status before. A second run with the same facts changes nothing.
 
 Ready = Accepted, every wanted instance of both roles is the target's and ready, routers are ready, and a real request
-was answered through the target with KV that was pushed. Progressing and its deadline are a Deployment's (Kubernetes
-1.35 ``deployment/progress.go``): progress is any count that gets better. A loss after completion fails no rollout.
-Degraded is what a pager should hear: fewer ready instances than promised, or a rollout or a transfer that failed.
+was answered through the target with KV that was pushed. Progressing and its deadline are as in a Deployment
+(Kubernetes 1.35 ``deployment/progress.go``): progress is any count that gets better. A loss after completion fails no
+rollout. Degraded is for a pager: too few ready engines, no ready router, a crash loop, or a failed rollout or transfer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Verification(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """The cluster's facts about pods that do not get ready, such as ``ImagePullBackOff``; each may be empty.
+    """Why pods do not get ready, in words, such as ``ImagePullBackOff``; empty: there is no problem.
 
     ``crash_loop``: about a container of an engine or a router that dies of the same cause again and again.
     """
@@ -44,10 +44,11 @@ class Problems:
 class Facts:
     """The shell's findings. ``refusal``: why the spec cannot be carried out, for people; empty when it can.
 
-    ``target``: names revision and templates; ``verification`` and ``verification_error`` are about this target.
+    ``target``: its name, or the revision alone if there is a refusal. ``verification`` and ``verification_error`` are
+    about this target.
     ``missing_secret``: the problem of a user's Secret that routers mount; empty: there is none.
-    ``is_target_empty``: of one role the target's workload asks for no instance, or is not there.
-    ``unknown_fields``: fields of the object without which the spec is carried out.
+    ``is_target_empty``: one role's workload of the target asks for no instance, or is not there.
+    ``unknown_fields``: fields of the object that this operator does not know, and leaves out.
     """
 
     generation: int
@@ -68,7 +69,7 @@ class Facts:
 
     @property
     def is_held(self) -> bool:
-        """Whether the rollout is stopped by a refusal or a pause, so that no time counts against the deadline."""
+        """Whether a refusal or a pause stops the rollout, so that no time counts against the deadline."""
         return bool(self.refusal) or self.is_paused
 
     @property
@@ -77,9 +78,9 @@ class Facts:
 
     @property
     def is_proof_void(self) -> bool:
-        """Whether engines of the target go or have gone, so that a proof does not hold for those that come after them.
+        """Whether engines of the target go or have gone, so that their proof does not hold for engines that come later.
 
-        A refusal removes no engine, and brings none back.
+        A stop counts only if the spec is not refused: a refused spec removes no engine.
         """
         return self.is_target_empty or (self.is_stopped and not self.refusal)
 
@@ -118,7 +119,7 @@ _NEEDED: Final = (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROU
 _FAILURES: Final = frozenset({Reason.VERIFICATION_FAILED, Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.CRASH_LOOP})
 _ALARMING: Final = frozenset({*_FAILURES, Reason.REFUSED, Reason.TOO_FEW_READY, Reason.UNKNOWN_FIELDS})
 _SUMS: Final = frozenset({Type.DEGRADED, Type.READY})
-"""Conditions that repeat the reason of another one."""
+"""Conditions that sum up others, and may repeat the reason of another condition."""
 _MOVING: Final = frozenset({Reason.ROLLING_OUT, Reason.CRASH_LOOP})
 """While Progressing has one of these, the deadline runs."""
 _HELD: Final = frozenset({Reason.ROLLOUT_PAUSED, Reason.NOT_ACCEPTED})
@@ -144,9 +145,10 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
 
 
 def events_between(before: Status | None, after: Status) -> tuple[KubernetesEvent, ...]:
-    """Events for conditions whose truth or reason changed. Not for a new number in a message, or a first "not yet".
+    """Events for conditions whose truth or reason changed. A new number in a message is no Event, and neither is a new
+    condition that is merely not True yet.
 
-    A sum (``_SUMS``) has no Event if another condition has one of the same reason: one fault of a pod is one Event.
+    A condition in ``_SUMS`` has no Event if another condition has an Event of the same reason: one fault, one Event.
     """
     news = [one for one in after.conditions if _is_news(one, before.condition(one.type) if before else None)]
     told = {one.reason for one in news if one.type not in _SUMS}
@@ -158,7 +160,7 @@ def events_between(before: Status | None, after: Status) -> tuple[KubernetesEven
 
 
 def deadline_at(status: Status, deadline_s: int) -> int | None:
-    """Unix seconds at which the progress deadline is over, and status changes; None: no deadline runs."""
+    """Unix seconds at which the progress deadline is over, so that status changes; None: no deadline runs."""
     progressing = status.condition(Type.PROGRESSING)
     if not progressing or progressing.reason not in _MOVING or progressing.update_s is None:
         return None
@@ -168,8 +170,8 @@ def deadline_at(status: Status, deadline_s: int) -> int | None:
 def _verified(facts: Facts, before: Status | None) -> str:
     """The target that is proven, or empty.
 
-    Status keeps a proof, so a new leader need not ask again. A failure, or engines that go, end the proof of this
-    target. The proof of another target is kept, for a rollback to engines that are still there.
+    Status keeps a proof, so a new leader need not ask again. The proof of this target ends if a request fails or its
+    engines go. The proof of another target is kept, for a rollback to engines that are still there.
     """
     if facts.verification is Verification.PASSED and not facts.is_proof_void:
         return facts.target
@@ -250,8 +252,8 @@ def _progressing(facts: Facts, status: Status, before: Status | None, now: int, 
 
 
 def _remembered_loop(facts: Facts, before: Status | None, status: Status) -> str:
-    """The crash loop that status tells of, until a count gets better: the container may be between two lives, and a new
-    leader has seen no death yet."""
+    """The crash loop that status already tells of; empty: none, or a count got better since. Status keeps it: the
+    container may be between two lives, and a new leader has seen no death yet."""
     was = before.condition(Type.PROGRESSING) if before else None
     if before is None or was is None or was.reason is not Reason.CRASH_LOOP:
         return ""
@@ -260,7 +262,7 @@ def _remembered_loop(facts: Facts, before: Status | None, status: Status) -> str
 
 
 def _have_routers_come(facts: Facts, before: Status) -> bool:
-    """Whether all routers are ready and were not before. This ends a crash loop, but is no progress of the rollout."""
+    """Whether all routers are ready now and were not before. This ends a crash loop, but is no rollout's progress."""
     was = before.condition(Type.ROUTER_READY)
     is_missing = was is not None and was.truth is Truth.FALSE
     return is_missing and _router_ready(facts).truth is Truth.TRUE
@@ -272,7 +274,7 @@ def _degraded(facts: Facts, findings: dict[Type, _Judgement]) -> _Judgement:
         return _Judgement(Truth.TRUE, failed.reason, failed.message)
     if facts.problems.crash_loop:
         return _Judgement(Truth.TRUE, Reason.CRASH_LOOP, facts.problems.crash_loop)
-    # A first start lacks instances too, but nothing is lost yet, and its deadline tells if it fails.
+    # A first start lacks instances too, but nothing is lost yet. If the start fails, its deadline tells.
     is_first_start = findings[Type.PROGRESSING].reason is Reason.ROLLING_OUT and not any(
         _num_old(facts.of(role)) for role in Role
     )
@@ -305,7 +307,7 @@ def _with_progress_time(status: Status, progressed_s: int) -> Status:
 
 
 def _progressed_s(facts: Facts, status: Status, before: Status | None, now: int) -> int:
-    """Time of the last progress: now, if a count got better, or the rollout begins or goes on only now."""
+    """Unix seconds of the last progress: now if a count got better, or if the rollout begins or goes on again now."""
     was = before.condition(Type.PROGRESSING) if before else None
     if before is None or was is None or was.update_s is None:
         return now
@@ -315,7 +317,7 @@ def _progressed_s(facts: Facts, status: Status, before: Status | None, now: int)
 def _has_progressed(facts: Facts, before: Status, status: Status) -> bool:
     reason = before.reason(Type.PROGRESSING)
     is_incomplete_again = reason is Reason.ROLLOUT_COMPLETE and not _is_complete(status, before)
-    # Not while the rollout is held: else each look would move the time, and write the status.
+    # A held rollout does not go on: otherwise each look would move the time, and write the status.
     goes_on = reason in _HELD and not facts.is_held
     if before.target != status.target or goes_on or is_incomplete_again:
         return True
@@ -327,8 +329,8 @@ def _has_progressed(facts: Facts, before: Status, status: Status) -> bool:
 def _is_better(now: Counts, before: Counts, is_looping: bool) -> bool:
     """Whether there are more updated, fewer old or more ready instances (as ``DeploymentProgressing`` in Kubernetes).
 
-    In a crash loop more updated ones are no progress: a LeaderWorkerSet makes an instance anew after each death, which
-    would move the deadline for ever.
+    In a crash loop more updated instances are no progress: a LeaderWorkerSet makes an instance anew after each death,
+    which would move the deadline for ever.
     """
     return (
         (now.updated > before.updated and not is_looping)
@@ -339,10 +341,10 @@ def _is_better(now: Counts, before: Counts, is_looping: bool) -> bool:
 
 
 def _is_complete(status: Status, before: Status | None) -> bool:
-    """Whether the rollout has reached its end: now, or earlier and no old engine came back.
+    """Whether the rollout has reached its end: now, or earlier if no old engine came back since.
 
-    So a loss after the end is no fault of the rollout. The end of a stop does not count when engines are wanted again:
-    the target may never have run.
+    So a loss after the end does not make the rollout incomplete. The end of a stop does not count when engines are
+    wanted again: the target may never have run.
     """
     is_proven = status.verified == status.target or not status.prefill.wanted
     if is_proven and all(status.of(role).is_updated for role in Role):

@@ -14,11 +14,11 @@ from pdcluster_operator.core.status.conditions import EventReason
 from pdcluster_operator.core.status.pool_status import EventKind, KubernetesEvent
 
 CONTEST_S: Final = 60
-"""Seconds. A field that is set back twice within them is contested: an autoscaler sets its field every 15 s."""
+"""Seconds. A field that is set back twice within this time is contested: autoscalers set a field every 15 s."""
 TELL_AGAIN_S: Final = 3600
 """Seconds. Kubernetes forgets Events after an hour, so the user is told again."""
 MAX_REMEMBERED: Final = 256
-"""Entries that each memory of one PDCluster holds at most: several for each of its children."""
+"""The most entries in each memory of one PDCluster. They are enough for several entries for each child."""
 
 
 _K = TypeVar("_K")
@@ -26,7 +26,8 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, slots=True)
 class TakenBack:
-    """``fields``: of the child ``ref``, as the API server spells them; ``by``: the managers that had them."""
+    """Fields of the child ``ref`` that we set back. ``fields``: as the API server spells them. ``by``: the managers
+    that set them."""
 
     ref: str
     fields: tuple[str, ...]
@@ -51,7 +52,7 @@ class TakenBackLog:
 
     def __init__(self) -> None:
         self._taken_s: dict[tuple[str, tuple[str, ...]], int] = {}
-        """By child and fields, not by manager: a manager that changes its name each time is no new taker."""
+        """By child and fields, not by manager: a manager that changes its name still contests the same field."""
         self._told_s: dict[TakenBack, int] = {}
         self._contested: TakenBack | None = None
 
@@ -67,13 +68,13 @@ class TakenBackLog:
         return True
 
     def pop_contested(self) -> TakenBack | None:
-        """Fields that were contested since the last call of this; None: there are none."""
+        """The last fields that were contested since the previous call; None: no field was."""
         found, self._contested = self._contested, None
         return found
 
 
 def _remember(known: dict[_K, int], key: _K, now: int, keep_s: int) -> None:
-    """Note ``key`` as met ``now``. Forget the oldest keys, if they are too old or too many."""
+    """Note that ``key`` was met ``now``. Forget the oldest keys, if they are too old or too many."""
     known.pop(key, None)
     known[key] = now
     for oldest in list(known):

@@ -41,11 +41,11 @@ COLUMNS: Final = (
     *(f"layerwise / {way.value}" for way in _BESIDE),
 )
 MODEL: Final = wide_kv(num_layers=16, kv_heads=4)
-"""Half as wide as that of ``ttft.py``: half the KV and half the compute, so the same share of each."""
+"""Half as wide as the model of ``ttft.py``: half the KV and half the compute, so their ratio is the same."""
 _ROOM_PROMPTS: Final = 2
 _ANSWERS_ROOM: Final = 512
 _COMPUTE_SHARE: Final = 0.5
-"""Of ``ttft.py``'s model."""
+"""The compute of ``MODEL``, as a share of that of ``ttft.py``'s model."""
 _FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError)
 _START_S: Final = 40.0
 
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """An estimate: prefill is the longer part."""
+        """An estimate of the whole run: prefill is most of it."""
         one_of_each = sum(prefill_s(tokens) for tokens in self.tokens) * _COMPUTE_SHARE * 1.2
         return _START_S + len(self.links) * len(WAYS) * self.runs * self.count * one_of_each
 

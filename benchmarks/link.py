@@ -4,8 +4,8 @@
 
 Decides names, addresses and the queue (``tbf``: not every kernel has ``netem``).
 Source of truth: ip-netns(8), tc-tbf(8), setns(2). A namespace belongs to a thread: what a thread opens or starts while
-it is ``inside`` an end (sockets, processes) stays there. Names hold the maker's process id, so that what a killed run
-left behind is known and removed by the next one.
+it is ``inside`` an end (sockets, processes) stays there. Names hold the maker's process id, by which the next run
+finds and removes the namespaces of a killed run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class LinkError(Exception):
-    """There can be no link here. The message names the cure."""
+    """A link cannot be made, changed or entered here. The message says why."""
 
 
 class End(Enum):
@@ -48,7 +48,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Two namespaces that reach each other and nothing else. ``maker``: process id of who made it."""
+    """Two namespaces that reach each other and nothing else. ``maker``: process id of the program that made it."""
 
     maker: int
 
@@ -100,7 +100,7 @@ class Link:
                 yield
             finally:
                 _call("setns", home.fileno(), _CLONE_NEWNS)
-                os.chdir(folder)  # it took us to the root
+                os.chdir(folder)  # setns took us to the root
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def open_link(rate: str) -> Iterator[Link]:
 
 
 def remove_leftovers() -> list[str]:
-    """Links of runs that have ended are gone, with what ran in them. Returns the names of their namespaces."""
+    """Removes links of runs that have ended, and kills the processes in them. Returns the namespaces' names."""
     leftovers = [path.name for path in _NAMESPACES.glob(f"{PREFIX}-*") if not _is_running(_maker(path.name))]
     for name in leftovers:
         _remove(name)

@@ -42,7 +42,7 @@ _TRANSFER_S: Final = {"loopback": 0.15, "1gbit": 1.15, "2gbit": 0.6}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured. ``links``: keys of ``LINKS``."""
+    """The cases to measure. ``links``: keys of ``LINKS``."""
 
     links: tuple[str, ...]
     tps: tuple[Tp, ...]
@@ -94,7 +94,7 @@ def _measure_ranks(places: Places, links: Sequence[str], plan: Plan, tp: Tp, blo
 
 
 def _run_rounds(ranks: RankProcesses, placement: Placement, count: int) -> Iterator[dict[Way, Moved]]:
-    """All ways in every round, in turning order. One round more than asked for goes before: it opens connections."""
+    """Takes all ways in every round, in rotating order. One more round goes before these, which opens connections."""
     ways = list(Way)
     for number in range(-1, count):
         turn = number % len(ways)

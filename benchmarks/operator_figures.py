@@ -81,7 +81,7 @@ def parse_counts(page: str) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """CPU time and memory of one process. ``cpu_s``: since its start, or within a phase; ``peak_mib``: since its start."""
+    """One process. ``cpu_s``: since its start, or within a phase. ``peak_mib``: since its start."""
 
     cpu_s: float
     resident_mib: float

@@ -42,7 +42,7 @@ class PairError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``words``: arguments of the checkout's Python; ``read``: turns output into figures by name; ``turns``: the default."""
+    """``words``: arguments of the checkout's Python; ``read``: turns output into figures; ``turns``: the default."""
 
     words: tuple[str, ...]
     read: Callable[[str], Figures]

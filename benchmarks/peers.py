@@ -1,4 +1,4 @@
-"""Starts engines with upstream's connectors on CPU. Both connectors transfer after prefill, one by push, one by pull."""
+"""Starts engines with upstream's connectors on CPU. Both transfer KV after prefill."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Changes pods while the operator runs, and measures how long each change takes to get into a status.
 
-A touch takes one ready engine of one PDCluster down, and brings it or a replacement up again: two changes. Touches begin
-at a steady pace, even while others are under way. Each PDCluster has one touch at a time, so that a status shows one
+A touch takes one ready engine of one PDCluster down, and brings it or a replacement up again: two changes. Touches
+begin at a steady pace, even while others are under way. Each PDCluster has one touch at a time, so that a status shows one
 change. One touch in ten, at random, deletes the pod; the others flip its readiness.
 """
 
@@ -31,7 +31,7 @@ _REST_S: Final = 0.5
 
 @dataclass(slots=True)
 class Churn:
-    """Makes the changes, and keeps their lags. One task owns it. ``pods``: a watch of pods; ``clusters``: one of PDClusters."""
+    """Makes the changes, and keeps their lags. One task owns it. ``pods``, ``clusters``: what their watches show."""
 
     kubelet: Kubelet
     pods: Board
@@ -41,7 +41,7 @@ class Churn:
     num_missed: int = 0
 
     async def run(self, names: Iterable[str], *, seconds: float, num_changes: int) -> None:
-        """Makes ``num_changes`` changes to the engines of these PDClusters, or fewer if no PDCluster is free in time."""
+        """Makes ``num_changes`` changes to these PDClusters' engines, or fewer if no PDCluster is free in time."""
         idle: asyncio.Queue[str] = asyncio.Queue()
         for name in names:
             idle.put_nowait(name)
@@ -71,7 +71,7 @@ class Churn:
         idle.put_nowait(cluster)
 
     async def _change(self, cluster: str, role: Role, pod: str, num_ready: int, change: Awaitable[None]) -> None:
-        """Awaits ``change``, and notes its lag. ``num_ready``: the count that status shows afterwards, and not before."""
+        """Awaits ``change`` and notes its lag. ``num_ready``: what status shows afterwards, and not before."""
         loop = asyncio.get_running_loop()
         in_pod = self.pods.expect_next(pod)
         in_status = self.clusters.expect(cluster, lambda body: _num_ready(body, role) == num_ready)

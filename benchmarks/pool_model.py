@@ -29,7 +29,7 @@ ANSWER_TOKEN_S: Final = 0.02
 FAILURE_S: Final = 0.005
 """How fast a broken engine answers with an error."""
 CACHE_BLOCKS: Final = 6_000
-"""Of one engine: 768,000 tokens."""
+"""Size of one engine's cache: 768,000 tokens."""
 _MOST_TRIES: Final = 3
 
 
@@ -50,7 +50,7 @@ class PrefixCache:
         return num * BLOCK_TOKENS
 
     def keep(self, blocks: Sequence[Block]) -> None:
-        """Keeps the last block first, in the order in which vLLM frees them: a prompt's beginning stays longer than its end."""
+        """Keeps the last block first, as vLLM frees them: a prompt's beginning stays longer than its end."""
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -211,7 +211,7 @@ class Pool:
 
 
 def oracle_hits(trace: Sequence[Asked], num_engines: int) -> int:
-    """Prompt tokens that one engine with the memory of all would find in its cache. It keeps prompts, and no answers."""
+    """Prompt tokens that one engine with the memory of all would find cached. It keeps prompts, and no answers."""
     cache = PrefixCache(CACHE_BLOCKS * num_engines)
     num_hit = 0
     for asked in trace:

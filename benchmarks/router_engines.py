@@ -1,6 +1,6 @@
-"""Fake engines for ``router_peers``: as those of ``router``, on many ports, and they stream where a client asks for it.
+"""Fake engines for ``router_peers``: those of ``router`` on many ports, which also stream if a client asks for it.
 
-.venv/bin/python -m benchmarks.router_engines NUM INTERVAL_MS    (``router_peers`` starts it; its URLs are a line each)
+.venv/bin/python -m benchmarks.router_engines NUM_PREFILL NUM INTERVAL_MS    (``router_peers`` starts it)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _chunk(data: bytes) -> bytes:
 
 
 class StreamingEngines(FakeEngines):
-    """An event for each open stream, one after the other, every ``interval_s``. Event loop only."""
+    """Sends one event to each open stream in every ``interval_s``. Event loop only."""
 
     def __init__(self, interval_s: float) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class StreamingEngines(FakeEngines):
         self._streams[peer] = NUM_EVENTS
 
     async def tick(self) -> None:
-        """Streams for ever. The events of one interval are spread over it in ten parts."""
+        """Sends events for ever. Spreads those of one interval over it in ten parts."""
         while True:
             for part in range(10):
                 for peer in [one for i, one in enumerate(list(self._streams)) if i % 10 == part]:
@@ -68,7 +68,7 @@ class StreamingEngines(FakeEngines):
 
 
 async def serve(num_prefill: int, num: int, interval_s: float) -> None:
-    """Says the URLs, and serves until it is killed."""
+    """Prints the URL of each engine on a line, and serves until it is killed. The first ``num_prefill`` do not stream."""
     prefill, others = FakeEngines(), StreamingEngines(interval_s)
     loop = asyncio.get_running_loop()
     for number in range(num):

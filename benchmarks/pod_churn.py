@@ -1,8 +1,8 @@
 """Changes pods while the operator runs, and measures how long each change takes to get into a status.
 
 A touch takes one ready engine of one PDCluster down, and brings it or a replacement up again: two changes. Touches
-begin at a steady pace, even while others are under way. Each PDCluster has one touch at a time, so that a status shows one
-change. One touch in ten, at random, deletes the pod; the others flip its readiness.
+begin at a steady pace, even while others are under way. Each PDCluster has one touch at a time, so that a status shows
+one change. One touch in ten, at random, deletes the pod; the others flip its readiness.
 """
 
 from __future__ import annotations

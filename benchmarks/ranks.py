@@ -36,7 +36,7 @@ DEADLINE_MS: Final = 30_000
 _PAGE_BYTES: Final = 4096
 _DECODE: Final = EngineId("decode")
 _LIFE: Final = BootId("one life")
-"""Of the prefill engine."""
+"""The boot id of the prefill engine."""
 _SECRET: Final = load_secret({SECRET_VARIABLE: "the secret of the benchmarks"}, host="0.0.0.0")
 
 

@@ -66,7 +66,7 @@ class Peer(asyncio.Protocol):
 
 
 class FakeEngines:
-    """Engines without a model that keep the decode-first contract: decode reserves first, and answers after the outcome."""
+    """Engines without a model that keep the decode-first contract: decode reserves, and answers after the outcome."""
 
     def __init__(self) -> None:
         self._idle: list[Peer] = []
@@ -238,7 +238,7 @@ def main() -> None:
     tls = (" tls", ["--tls-cert", given.tls[0], "--tls-key", given.tls[1]]) if given.tls else None
     children, routers, engine_url = [], {}, ""
     try:
-        for name, flags in filter(None, (("", []), tls)):  # Each router has its own engines, which keep connections to it.
+        for name, flags in filter(None, (("", []), tls)):  # Engines keep connections to their router.
             engines, engine_url = spawn(__file__, "--engines")
             urls = ["--prefill", engine_url, "--decode", engine_url, "--port", "0"]
             router, router_url = spawn("-m", "pdcluster_router", *urls, *flags)

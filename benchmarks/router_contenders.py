@@ -53,7 +53,7 @@ class Contender:
 
     @property
     def body(self) -> bytes:
-        """A request that takes this flow. Our router sends ``LOCAL`` to decode alone, because it asks for the prompt to be echoed."""
+        """A request that takes this flow. Our router sends ``LOCAL`` to decode alone: it asks for an echo."""
         return LOCAL if self.flow is Flow.ONE_HOP else PAIR
 
 

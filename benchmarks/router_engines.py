@@ -17,7 +17,7 @@ from benchmarks.router import FakeEngines, Peer
 EVENT: Final = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" token"}]}\n\n'
 DONE: Final = b"data: [DONE]\n\n"
 NUM_EVENTS: Final = 100
-"""Of an answer, before the last one."""
+"""Ticks of an answer: events, and in the last one ``DONE``."""
 _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -68,7 +68,7 @@ class StreamingEngines(FakeEngines):
 
 
 async def serve(num_prefill: int, num: int, interval_s: float) -> None:
-    """Prints the URL of each engine on a line, and serves until it is killed. The first ``num_prefill`` do not stream."""
+    """Prints each engine's URL, and serves until it is killed. The first ``num_prefill`` do not stream."""
     prefill, others = FakeEngines(), StreamingEngines(interval_s)
     loop = asyncio.get_running_loop()
     for number in range(num):

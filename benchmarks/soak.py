@@ -40,7 +40,7 @@ _REQUEST_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``requests``: how many go through."""
+    """``requests``: how many requests the soak makes."""
 
     requests: int
     tp: Tp
@@ -83,7 +83,7 @@ def _soak(plan: Plan) -> dict[str, list[Sample]]:
 
 
 def _steps(plan: Plan) -> Iterator[list[Request]]:
-    """The requests of each forward pass. What a step took is given back before the next one."""
+    """The requests of each forward pass. Blocks of a step are given back before the next step."""
     dice, left = random.Random(plan.seed), plan.requests
     pools = FreeBlocks(SHAPE.num_blocks), FreeBlocks(SHAPE.num_blocks)
     while left > 0:
@@ -130,7 +130,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Over the last three quarters of a soak."""
+    """The growth of one process over the last three quarters of a soak."""
 
     memory_kib_per_1000: float
     more_threads: int
@@ -172,7 +172,7 @@ def format_samples(samples: Mapping[str, Sequence[Sample]]) -> str:
 
 
 def _noise_kib(samples: Sequence[Sample]) -> float:
-    """How far the samples of the calmer half lie around their own line: a leap is no noise."""
+    """The spread of the samples around their own slope, in the calmer half. A leap in one half does not count as noise."""
     half = len(samples) // 2
     return min(_spread_kib(samples[:half]), _spread_kib(samples[half:]))
 

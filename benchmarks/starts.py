@@ -24,11 +24,11 @@ from benchmarks.router import spawn
 COLUMNS: Final = ("part", "seconds", "CPU s", "MiB")
 _ENGINE: Final = "http://127.0.0.1:9"
 _NO_ROUTER: Final = 9
-"""The port of a router to verify by; without a PDCluster none is asked."""
+"""A router's port for verifications. Without a PDCluster the operator asks no router."""
 
 
 class Start(NamedTuple):
-    """One start of one part. ``mib``: resident, when it is ready."""
+    """One start of one part. ``mib``: resident memory when it is ready."""
 
     part: str
     seconds: float

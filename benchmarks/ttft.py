@@ -38,7 +38,7 @@ TOKENS: Final = (256, 512, 2048, 8000)
 CONCURRENCY: Final = (1, 4, 16)
 _PROBE_BYTES: Final = 32 << 20
 _WARM_UPS: Final = 2
-"""Of the longest prompt: together they touch every page of the KV caches once."""
+"""Requests with the longest prompt, which together touch every page of the KV caches once."""
 _NEEDED: Final = (Way.SINGLE, Way.SERIAL, Way.LAYERWISE)
 SERVED: Final = {served.model.num_layers: served for served in (WIDE_KV, DEEP_KV)}
 _FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError)
@@ -99,7 +99,7 @@ def _run_round(bench: Bench, ways: Sequence[Way], case: Case, number: int) -> Ro
 
 
 def _ask(pool: Pool, way: Way, case: Case) -> Burst | None:
-    """None when a peer failed: that is its own affair, and said.
+    """Measures one burst. None when a peer failed, which is printed.
 
     Raises:
         BenchmarkError: A way of ours failed.

@@ -125,7 +125,10 @@ def own_share(phases: Sequence[Phase]) -> float:
 
 
 def num_changed(before: Mapping[str, str], after: Mapping[str, str]) -> int:
-    """Number of objects that are new, gone or of another version. Both arguments: version by uid. Example: a: 1, b: 1 and a: 2, c: 1 → 3."""
+    """Number of objects that are new, gone or of another version. Both arguments are versions by uid.
+
+    Example: a: 1, b: 1 and a: 2, c: 1 → 3.
+    """
     return len({uid for uid, _ in before.items() ^ after.items()})
 
 

@@ -72,7 +72,7 @@ class OperatorProcess:
     """The operator, with the arguments of the chart's Deployment. The owner of this object kills it."""
 
     def __init__(self, plane: ControlPlane, folder: Path, router_port: int) -> None:
-        """The operator starts. Call ``install_chart`` before. ``router_port``: where the operator asks routers to verify."""
+        """Starts the operator. ``install_chart`` comes before. ``router_port``: where it asks routers to verify."""
         pod = next(one for one in objects("default") if one["kind"] == "Deployment")["spec"]["template"]["spec"]
         token = plane.token_for(NAMESPACE, pod["serviceAccountName"])
         where = [

@@ -172,7 +172,7 @@ def format_samples(samples: Mapping[str, Sequence[Sample]]) -> str:
 
 
 def _noise_kib(samples: Sequence[Sample]) -> float:
-    """The spread of the samples around their own slope, in the calmer half. A leap in one half does not count as noise."""
+    """The spread of the samples around their slope, in the calmer half. A leap in one half is no noise."""
     half = len(samples) // 2
     return min(_spread_kib(samples[:half]), _spread_kib(samples[half:]))
 

@@ -116,7 +116,7 @@ class Starter:
     def start_peer(
         self, role: PoolRole, name: str, kv_transfer: Mapping[str, object], env: Mapping[str, str]
     ) -> Server:
-        """Starts an engine with another connector. ``kv_transfer``: its ``KVTransferConfig``; ``env``: its environment."""
+        """Starts an engine with another connector. ``kv_transfer``: its ``KVTransferConfig``."""
         plan = replace(self._plan(role, name), kv_transfer=kv_transfer, env=env)
         self._peers.append(self._start(engine_spec(plan), plan.port))
         return Server(self.place.host if role is PoolRole.PREFILL else LOOPBACK, plan.port)

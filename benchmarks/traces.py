@@ -38,7 +38,7 @@ class Asked:
 
     @property
     def with_answer(self) -> tuple[Block, ...]:
-        """Blocks of prompt and answer, which decode has cached after its answer. The next turn's prompt begins with them."""
+        """Blocks of prompt and answer, which decode then has cached. The next turn's prompt begins with them."""
         num_own = sum(whose == self.session for whose, _ in self.blocks)
         return self.blocks + tuple((self.session, num_own + index) for index in range(self.num_answer_blocks))
 

@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.router_attacks [--streams 100] [--senders 4] [--nice -10] [ATTACK ...]
 
 Each attack gets a fresh router with fake engines, and ``--streams`` clients in a process of their own, which get an
-event every 100 ms. After ``WINDOW_S`` in peace, ``--senders`` threads repeat the attack for ``WINDOW_S``, while
-one more client asks for ``/health`` every 2 ms. Prints a table in Markdown. *gap*: the longest time between two events of any
+event every 100 ms. After ``WINDOW_S`` in peace, ``--senders`` threads repeat the attack for ``WINDOW_S``,
+while one more client asks for ``/health`` every 2 ms. Prints a table in Markdown. *gap*: the longest time between two events of any
 stream, without the attack and with it; *stall*: the longest CPU time of the router between a question for its health
 and the answer, which other load on the machine does not change; *no core*: the longest time in which it waited for a
 core meanwhile; *growth*: the most memory above what the router had before; *kept*: the part of it that is left one

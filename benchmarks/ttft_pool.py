@@ -60,7 +60,7 @@ class Pool:
         return random.Random(next(self._seeds)).choices(range(100, 1000), k=num_tokens)
 
     def ask(self, way: Way, num_tokens: int, count: int = 1, at_once: int = 1) -> Burst:
-        """``count`` requests of ``num_tokens`` random tokens each, ``at_once`` at any time. Waits for all answers and traces.
+        """``count`` requests of ``num_tokens`` random tokens each, ``at_once`` at any time. Waits for answers and traces.
 
         Raises:
             BenchmarkError: An answer or a transfer failed, or left no trace.
@@ -123,7 +123,7 @@ def _signal(engines: Iterable[EngineHandle], number: signal.Signals) -> None:
 
 
 def _start_ours(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, Front]:
-    """Starts one decode engine, and a prefill engine and a router for each push. Waits until all that was started answers."""
+    """Starts one decode engine, and a prefill engine and a router for each push. Waits until everything answers."""
     decode = near.start_engine(PoolRole.DECODE, "decode")
     prefills = {way: far.start_engine(PoolRole.PREFILL, way.name.lower(), push=way.name.lower()) for way in ways}
     far.wait_ready()

@@ -1,6 +1,6 @@
 """Checks that must pass before a pool starts. Each failed check is told in one line that names the cure.
 
-``pdcluster local`` and ``pdcluster doctor`` use them. They change nothing, except that ``check_cache`` makes its folder.
+``pdcluster local`` and ``pdcluster doctor`` use them. They change nothing, but ``check_cache`` makes its folder.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ async def _get(name: str, where: Where) -> YamlDocument:
 
 
 async def find_access(where: Where) -> tuple[ApiAccess, str]:
-    """The API server, and the namespace to use if the user names none. As for kubectl, a pod's own API server comes last.
+    """The API server, and the namespace if the user names none. As for kubectl, a pod's own API server comes last.
 
     Raises:
         ConfigError: There is no kubeconfig, or it cannot be used.
@@ -180,7 +180,7 @@ async def find_access(where: Where) -> tuple[ApiAccess, str]:
 
 
 def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
-    """The user's PDCluster. Types and bounds are checked here; only the API server checks how fields fit together.
+    """The user's PDCluster. Checks types and bounds; only the API server checks how fields fit together.
 
     ``is_stored``: the document comes from the API server, whose CRD may be newer than this program. Fields that only that
     CRD has are left out.

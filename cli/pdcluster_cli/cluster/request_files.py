@@ -61,7 +61,7 @@ def _opened(path: str) -> Iterator[Iterable[bytes]]:
 
 
 def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:
-    """The access line in ``text``, where a container's runtime may have put a time before it; None: no line with the id."""
+    """The access line in ``text``, perhaps after a time that a container's runtime wrote; None: no line with the id."""
     begin = text.find(_SIGN)
     if begin < 0 or not any(part in text for part in parts):
         return None

@@ -1,6 +1,6 @@
-"""Parses and checks the options of ``pdcluster local``. Pure but for argparse's error exit, and ``main``.
+"""Parses and checks the options of ``pdcluster local``. Pure, except ``main`` and argparse's error exit.
 
-``plan.py`` makes each engine's plan from them.
+``plan.py`` makes each engine's plan from these options.
 """
 
 from __future__ import annotations

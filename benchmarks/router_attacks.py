@@ -3,13 +3,18 @@
     .venv/bin/python -m benchmarks.router_attacks [--streams 100] [--senders 4] [--nice -10] [ATTACK ...]
 
 Each attack gets a fresh router with fake engines, and ``--streams`` clients in a process of their own, which get an
-event every 100 ms. After ``WINDOW_S`` in peace, ``--senders`` threads repeat the attack for ``WINDOW_S``,
-while one more client asks for ``/health`` every 2 ms. Prints a table in Markdown. *gap*: the longest time between two events of any
-stream, without the attack and with it; *stall*: the longest CPU time of the router between a question for its health
-and the answer, which other load on the machine does not change; *no core*: the longest time in which it waited for a
-core meanwhile; *growth*: the most memory above what the router had before; *kept*: the part of it that is left one
-second after the last attacker has gone; *whole* and *broken*: streams; *unhealthy*: how often the router took an engine
-for dead.
+event every 100 ms. After ``WINDOW_S`` in peace, ``--senders`` threads repeat the attack for ``WINDOW_S``, while one
+more client asks for ``/health`` every 2 ms. Prints a table in Markdown:
+
+    gap                without the attack and with it, the longest time between two events of any stream
+    stall              the router's longest CPU time between a question for its health and the answer
+    no core            the longest time that the router waited for a core meanwhile
+    growth             the most memory above what the router had before
+    kept               the growth that is left one second after the last attacker has gone
+    whole, broken      streams that ended so
+    unhealthy          how often the router took an engine for dead
+
+Other load on the machine does not change the stall.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Pool:
         return random.Random(next(self._seeds)).choices(range(100, 1000), k=num_tokens)
 
     def ask(self, way: Way, num_tokens: int, count: int = 1, at_once: int = 1) -> Burst:
-        """``count`` requests of ``num_tokens`` random tokens each, ``at_once`` at any time. Waits for answers and traces.
+        """Makes ``count`` requests of ``num_tokens`` random tokens, ``at_once`` at any time. Waits for all of them.
 
         Raises:
             BenchmarkError: An answer or a transfer failed, or left no trace.

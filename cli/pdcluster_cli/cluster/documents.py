@@ -182,8 +182,8 @@ async def find_access(where: Where) -> tuple[ApiAccess, str]:
 def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
     """The user's PDCluster. Checks types and bounds; only the API server checks how fields fit together.
 
-    ``is_stored``: the document comes from the API server, whose CRD may be newer than this program. Fields that only that
-    CRD has are left out.
+    ``is_stored``: the document comes from the API server, whose CRD may be newer than this program. Fields that only
+    that CRD has are left out.
 
     Raises:
         Unreadable: Fields are missing, out of bounds, or (in a file) unknown. The message names them all.

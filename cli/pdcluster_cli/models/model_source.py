@@ -37,7 +37,7 @@ class ModelSource:
     """Path of its ``config.json``, which may not exist; None: no path on this machine is known."""
 
     def read_config(self) -> Mapping[str, Any]:
-        """The configuration as transformers writes it; empty if it cannot be read here. vLLM then says what is wrong."""
+        """The configuration as transformers writes it; empty if it cannot be read here: vLLM will say what is wrong."""
         try:
             found = json.loads(self.config_file.read_bytes()) if self.config_file else {}
         except (OSError, ValueError):

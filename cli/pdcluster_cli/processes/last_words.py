@@ -8,7 +8,7 @@ from typing import Final
 from pdcluster_cli.processes.root_cause import SIGNALS, root_cause
 
 _MAX_LOG_BYTES: Final = 4 << 20
-"""The beginning of a log that is searched for a cause: an engine writes some ten KiB while it starts."""
+"""Length of a log's beginning that is searched for a cause. An engine writes some ten KiB while it starts."""
 
 
 def describe_end(name: str, exit_code: int, log_path: Path) -> str:

@@ -147,5 +147,5 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """The text with bars escaped, for a bar would end the cell."""
+    """The text with bars escaped, because a bar would end the cell."""
     return text.replace("|", "\\|")

@@ -74,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def wait_until_idle(ask_engine: Ask, *, timeout_s: float, idle_s: float) -> str:
-    """Wait until the engine is idle. Returns why the wait is over. Takes ``timeout_s`` at most, and 1 s for a last look."""
+    """Wait until the engine is idle. Returns why the wait is over. At most ``timeout_s``, and 1 s for a last look."""
     began_at = now = time.monotonic()
     watch = IdleWatch(idle_s)
     while True:

@@ -70,7 +70,7 @@ SCRATCH: Final = ("VLLM_RPC_BASE_PATH",)
 """Variables with the folder of vLLM's sockets, which a killed engine leaves. Default: the system's temporary folder."""
 
 CPU_ARGS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(512 << 20))
-"""A try-out does not need to compile, which takes 25 s. vLLM's default for an engine's KV cache is a share of all memory."""
+"""A try-out does not need to compile, which takes 25 s. By default an engine's KV cache is a share of all memory."""
 
 CPU_STAGE_ARGS: Final = ("--no-enforce-eager", "--compilation-config", '{"mode": 2, "backend": "eager"}')
 """For pipeline stages: without a compilation mode vLLM 0.32's CPU worker skips the warm-up, and then a later stage has

@@ -58,7 +58,7 @@ class Ending:
             self._status = end.code or 0
 
     def leave(self) -> None:
-        """End the process, if its status is known. Python calls this exit function last, because it was registered first."""
+        """End the process, if its status is known. Registered as the first exit function, so Python calls it last."""
         if self._status is not None:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):

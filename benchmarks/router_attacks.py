@@ -6,15 +6,11 @@ Each attack gets a fresh router with fake engines, and ``--streams`` clients in 
 event every 100 ms. After ``WINDOW_S`` in peace, ``--senders`` threads repeat the attack for ``WINDOW_S``, while one
 more client asks for ``/health`` every 2 ms. Prints a table in Markdown:
 
-    gap                without the attack and with it, the longest time between two events of any stream
-    stall              the router's longest CPU time between a question for its health and the answer
-    no core            the longest time that the router waited for a core meanwhile
-    growth             the most memory above what the router had before
-    kept               the growth that is left one second after the last attacker has gone
-    whole, broken      streams that ended so
-    unhealthy          how often the router took an engine for dead
-
-Other load on the machine does not change the stall.
+    gap              without the attack and with it, the longest time between two events of any stream
+    stall, no core   the router's longest CPU time, and wait for a core, between a question for its health and the answer
+    growth, kept     the most memory above what the router had before; the part left a second after the last attacker
+    whole, broken    streams that ended so
+    unhealthy        how often the router took an engine for dead
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Pool:
     members: Mapping[str, PoolProcess]
 
     def compared(self, prompts: Sequence[list[int]]) -> list[Answer] | None:
-        """The pool's answers, one prompt after the other; None: an answer is unlike the single engine's, or torn. Prints a line."""
+        """The pool's answers, one prompt after the other; None: one differs from the single engine's, or is torn."""
         single = self.members[PoolRole.SINGLE.value].port
         for port in (single, self.front, self.front):
             answer_of(port, prompts[-1][::-1])  # so that the first request's compiling and measuring is not timed

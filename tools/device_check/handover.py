@@ -33,7 +33,7 @@ SHAPES: Final = {
 """64 KiB of KV a token."""
 BLOCKS: Final = {"cpu": 30, "cuda": 500, "npu": 500}
 BUSY_MS: Final = {"cpu": 1, "cuda": 16, "npu": 16}
-"""Products of matrices in a layer. A pass then takes 0.2 s, about as long as 8e9 weights for 8,000 tokens on an H100."""
+"""Products of matrices in a layer. A pass then takes 0.2 s, about what 8e9 weights take for 8,000 tokens on an H100."""
 ROUNDS: Final = 5
 CHECKS: Final = (ContentCheck.OFF, ContentCheck.SAMPLED, ContentCheck.FULL)
 

@@ -111,7 +111,7 @@ def _plain(site: Path) -> Iterator[Path]:
 
 
 def _mooncake(site: Path) -> Iterator[Path]:
-    """Files of Mooncake's Transfer Engine, and its metadata for ``importlib.metadata``. Mooncake's other files are 100 MiB."""
+    """Files of Mooncake's Transfer Engine, and its metadata for ``importlib.metadata``. The other files are 100 MiB."""
     yield from site.glob("mooncake*.dist-info/METADATA")
     yield site / "mooncake" / "__init__.py"
     yield site / _ENGINE

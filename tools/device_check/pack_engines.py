@@ -1,4 +1,4 @@
-"""Packs vLLM 0.26 for a lent machine into archives that travel with the working tree in two calls (``pack.py --engines``).
+"""Packs vLLM 0.26 for a lent machine into archives that travel with the tree in two calls (``pack.py --engines``).
 
     connector.tar.xz    what ``pack.py`` puts into ``.device``: first call
     vllm.tar.xz         vLLM with its operators for one chip: first call

@@ -244,7 +244,7 @@ class _Decode:
         self._ended: list[dict[str, bool]] = [{} for _ in self.ends]
         """For each rank: requests whose wait has ended, and whether they were received."""
         self._lost: dict[str, str] = {}
-        """Requests that prefill has given up, and why. They are cancelled, as by a router without another prefill engine."""
+        """Requests that prefill has given up, and why. They are cancelled, as by a router that has no other engine."""
 
     def answer(self, word: str, request: Request) -> float | str | End:
         """The answer to one question of the parent.

@@ -7,10 +7,9 @@ event every 100 ms. After ``WINDOW_S`` in peace, ``--senders`` threads repeat th
 more client asks for ``/health`` every 2 ms. Prints a table in Markdown:
 
     gap              without the attack and with it, the longest time between two events of any stream
-    stall, no core   the router's longest CPU time, and wait for a core, between a question for its health and the answer
+    stall, no core   the longest CPU time of the router, and wait for a core, while a health question is open
     growth, kept     the most memory above what the router had before; the part left a second after the last attacker
-    whole, broken    streams that ended so
-    unhealthy        how often the router took an engine for dead
+    whole, broken, unhealthy    streams that ended so; how often the router took an engine for dead
 """
 
 from __future__ import annotations

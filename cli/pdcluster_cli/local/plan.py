@@ -174,7 +174,7 @@ def _has_own_config(words: Sequence[str]) -> bool:
 
 
 def _memory_problem(options: Options, machine: Machine) -> str | None:
-    """Why KV caches do not fit into a CPU machine's memory. vLLM fills them as it starts: the kernel would kill engines."""
+    """Why KV caches do not fit into memory on a CPU. vLLM fills them as it starts: the kernel would kill engines."""
     if machine.device is not LocalDevice.CPU or machine.free_bytes is None:
         return None
     sizes = {role: kv_cache_bytes((*CPU_ARGS, *engine_args(options, role, machine))) for role in PoolRole}

@@ -1,4 +1,4 @@
-"""A client of engines and routers that notes when each token of an answer comes. Waits; one thread for each request.
+"""A client of engines and routers that notes when each token of an answer comes. Calls wait: one thread a request.
 
 It also reads how long an engine worked on a prompt, by the engine's own clock. Source of truth: vLLM 0.32
 ``v1/metrics/stats.py``: ``vllm:request_prefill_time_seconds`` is the time from a request's first schedule to its first

@@ -34,7 +34,7 @@ from pdcluster_cli.processes.waiting import EngineDied
 
 WAYS: Final = (Way.SINGLE, *OURS)
 _BESIDE: Final = (Way.SERIAL, Way.SINGLE)
-"""What a layerwise push is compared with."""
+"""The ways with which a layerwise push is compared."""
 COLUMNS: Final = (
     *("link", "tokens", "at once", "TTFT"),
     *(way.value for way in WAYS),
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def served(self) -> Served:
-        """What the engines are started with."""
+        """The model of the engines, and their room for KV."""
         return Served(MODEL, _ROOM_PROMPTS * max(self.tokens) + _ANSWERS_ROOM)
 
     @property

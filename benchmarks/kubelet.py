@@ -30,7 +30,7 @@ class Kubelet:
         self._namespace = namespace
         self._deployments: dict[str, Object] = {}
         self.engines: dict[tuple[str, str], str] = {}
-        """By PDCluster and role: the one Deployment. There is no second one, because nothing is rolled out here."""
+        """Name of the only Deployment, by PDCluster and role. There is only one, because nothing is rolled out here."""
         self.pods: defaultdict[str, dict[str, bool]] = defaultdict(dict)
         """By Deployment: each pod that is to stay, and whether it is ready."""
         self._num_made: Counter[str] = Counter()

@@ -53,7 +53,7 @@ class Link:
     maker: int
 
     def namespace(self, end: End) -> str:
-        """Its name for ``ip netns``."""
+        """The name of one end's namespace, for ``ip netns``."""
         return f"{PREFIX}-{self.maker}-{end.name.lower()}"
 
     def set_rate(self, rate: str) -> None:
@@ -194,6 +194,6 @@ def _set_namespace(fd: int) -> None:
 
 
 def _call(name: str, *arguments: int) -> None:
-    """A system call of the calling thread. ``os`` has these two from Python 3.12 on."""
+    """A system call of the calling thread. ``os`` has ``setns`` and ``unshare`` only from Python 3.12 on."""
     if getattr(_LIBC, name)(*arguments) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -47,7 +47,7 @@ class Counts:
     runs: Counter[str] = field(default_factory=Counter)
 
     def minus(self, earlier: Counts) -> Counts:
-        """Example: 7 patches now, 5 earlier → 2."""
+        """The growth of each count since ``earlier``. Example: 7 patches now, 5 earlier → 2."""
         return Counts(self.calls - earlier.calls, self.runs - earlier.runs)
 
     @property

@@ -40,7 +40,7 @@ class Engine:
 
 
 def cost_us(work: Callable[[], object], times: int = _NUM_CHOICES, rounds: int = 5) -> float:
-    """Processor time of one call of ``work``: the least of the rounds."""
+    """Microseconds of processor time for one call of ``work``: the least of the rounds."""
     seconds = []
     for _ in range(rounds):
         began = time.process_time()

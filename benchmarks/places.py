@@ -19,11 +19,11 @@ from typing import Final
 from benchmarks.link import End, Link, open_link
 
 LINKS: Final = {"loopback": "loopback", "1gbit": "1 Gbit/s", "2gbit": "2 Gbit/s"}
-"""What ``--links`` takes and how tables name it; all but loopback are tc's spelling of a rate."""
+"""The values of ``--links``, and their names in tables. All but loopback are rates in tc's spelling."""
 _LOOPBACK: Final = "127.0.0.1"
 
 Inside = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which sockets belong to one place."""
+"""Makes a context in which sockets or processes belong to one place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def open_places(link: str) -> Iterator[Places]:
 
 
 def free_port() -> int:
-    """A loopback port that no process listens on now, in the place that this is called in."""
+    """A loopback port that no process listens on now, in the caller's place."""
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         port: int = probe.getsockname()[1]

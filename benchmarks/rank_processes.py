@@ -303,7 +303,7 @@ def _push(end: PrefillEnd, requests: Sequence[Request], addresses: tuple[SideCha
 
 
 def thread_seconds(name_prefix: str) -> float:
-    """Processor seconds so far of this process's Python threads whose names begin so: ``schedstat`` of proc(5)."""
+    """Processor seconds so far of this process's Python threads whose names begin with ``name_prefix`` (proc(5))."""
     tids = [thread.native_id for thread in threading.enumerate() if thread.name.startswith(name_prefix)]
     return sum(_task_seconds(Path(f"/proc/self/task/{tid}")) for tid in tids if tid is not None)
 

@@ -94,7 +94,7 @@ class _SavedLayer:
     """The event of a saved layer. On CPU a layer is final when the hook is called."""
 
     def query(self) -> bool:
-        """Always: see ``CpuDevice``."""
+        """Always True: see ``CpuDevice``."""
         return True
 
 

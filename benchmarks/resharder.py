@@ -150,7 +150,7 @@ def _direct_writes(turn: Round) -> int:
 
 
 def run(cases: Sequence[Case], repeats: int) -> list[list[Cost]]:
-    """The costs of each rank."""
+    """Measures all cases. Returns the costs by rank, then by case."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])
     with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,7 @@
 Fake engines run in one process, the router in another, the load comes from this one. All three share the
 machine's cores, so read the ratios, not the numbers. Three ways: *straight* (client to decode, no hand-over),
 *local* (through the router, decode prefills: one hop), *pair* (through the router with reservation and prefill).
-With ``--tls CERT KEY`` also both through another router that speaks TLS to clients, on connections that are kept.
+With ``--tls CERT KEY`` *local* and *pair* also go through another router, which speaks TLS on kept connections.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Result:
 
 
 async def load(url: str, body: bytes, num_connections: int, seconds: float) -> Result:
-    """Every connection sends its next request when it has its answer."""
+    """Every connection sends its next request as soon as the last one is answered."""
     scheme, _, address = url.partition("://")
     host, _, port = address.partition(":")
     tls = ssl._create_unverified_context() if scheme == "https" else None

@@ -33,7 +33,7 @@ class StreamingEngines(FakeEngines):
         self._interval_s = interval_s
         self._asked: set[Peer] = set()
         self._streams: dict[Peer, int] = {}
-        """Events that are still to come."""
+        """By open stream: the number of ticks that are still to come."""
 
     def serve(self, peer: Peer, body: bytes) -> None:
         if b'"stream":true' in body.replace(b" ", b""):

@@ -199,7 +199,7 @@ def fake_engines(flow: Flow, num: int) -> tuple[subprocess.Popen[str], list[str]
 async def compare(
     contenders: Sequence[Contender], num_engines: int, rounds: int, seconds: float
 ) -> dict[Contender, Figures]:
-    """Measures each contender in each round. The order turns round from round to round."""
+    """Measures each contender in each round. The order is reversed from round to round."""
     found = {contender: Figures() for contender in contenders}
     for number in range(rounds):
         for contender in contenders if number % 2 == 0 else contenders[::-1]:

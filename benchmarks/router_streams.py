@@ -32,7 +32,7 @@ REQUEST: Final = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json
 
 @dataclass
 class Window:
-    """``gap_s``: the longest between two events of a stream. ``num_whole``, ``num_broken``: streams that ended so."""
+    """``gap_s``: the longest between two events of a stream. Streams that ended whole, and broken ones."""
 
     gap_s: float = 0.0
     num_whole: int = 0

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.starts
 
 The router knows one engine of each role by its flags and asks no API server. The operator takes the Lease of a fresh
-API server with the chart's objects in it (``make kube``), and has nothing to keep. Seconds run from the process's start
+API server with the chart's objects in it (``make kube``), and finds no PDCluster. Seconds run from the process's start
 to the router's first line, and until the operator's metrics say that it leads (asked ten times a second).
 """
 

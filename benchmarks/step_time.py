@@ -103,7 +103,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The bytes that the plain socket carries during one prefill, and in which time."""
+    """The traffic of the plain socket during one prefill: ``num_bytes``, spread over ``seconds``."""
 
     path: StreamPath
     num_bytes: int

@@ -49,7 +49,7 @@ _WAYS: Final = ("strips", "many a call", "gathered")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One layer of one request, from ``senders`` to ``receivers``, one of which is 1.
+    """One layer of one request. ``senders``, ``receivers``: numbers of ranks, of which one is 1.
 
     ``strip_bytes``: bytes of a block that one pair of ranks shares.
     """

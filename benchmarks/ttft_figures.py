@@ -5,7 +5,7 @@ received                              forward ends      last byte acknowledged  
    |------------------------------- last byte --------------------|
    |--------------------------------- TTFT ------------------------------------|
 
-A burst is several requests at once. The *limit* is max(prefill alone, transfer alone) of a burst: it cannot end before.
+A burst is several requests at once. It cannot end before its *limit*, which is max(prefill alone, transfer alone).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class WayFigures:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt length and concurrency over one link. Ratios are of the same round each."""
+    """One prompt length and concurrency over one link. Each ratio compares figures of one round."""
 
     link: str
     tokens: int

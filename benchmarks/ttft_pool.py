@@ -1,8 +1,8 @@
 """The engines of ``ttft.py``: one single engine, our decode engine, and prefill engines and routers for each push.
 
     place of prefill                         place of decode (and of the client)
-      prefill, push=serial      <----------    router serial     \
-      prefill, push=layerwise   <----------    router layerwise   >--  decode,  single engine
+      prefill, push=serial      <----------    router serial     --+
+      prefill, push=layerwise   <----------    router layerwise  --+-- decode,  single engine
       prefill of each peer      <----------    client (plays the peer's proxy)  --  decode of each peer
               |                                                  |
               +------------------ KV -------------------------->

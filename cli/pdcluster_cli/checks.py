@@ -101,7 +101,7 @@ def check_port(port: int, host: str = LOOPBACK) -> Finding:
 
 
 def check_cache(folder: Path) -> Finding:
-    """Check that ``folder`` can be written. It is made if it is not there."""
+    """Check that ``folder`` can be written. Makes the folder if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -118,7 +118,7 @@ def problems_of(findings: Iterable[Finding]) -> list[str]:
 
 
 _DEVICE_FILES: Final = {LocalDevice.CUDA: ("nvidiactl", "dxg"), LocalDevice.NPU: ("davinci_manager",)}
-"""Files in /dev. A driver makes one of those of its device; Windows makes ``dxg`` for Linux guests."""
+"""Files in /dev. A device's driver makes one of its files; Windows makes ``dxg`` for Linux guests."""
 _BUILD_CURES: Final = {
     LocalDevice.CUDA: "the vLLM that is installed computes on CPUs: install vLLM for CUDA",
     LocalDevice.NPU: "torch_npu is not installed: use an image of vLLM-Ascend",

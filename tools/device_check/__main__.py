@@ -55,7 +55,7 @@ CHECKS: Final = (
     Check("copies", f"{_HERE}.copies", 90),
     Check("handover", f"{_HERE}.handover", 80),
 )
-"""Their limits are less than ten minutes together."""
+"""All checks in their order. Their limits add up to less than ten minutes."""
 _SLOWER: Final = {"cpu": 5}
 """Factor of the limits for a device that is slower than an accelerator."""
 

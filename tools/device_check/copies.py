@@ -50,7 +50,7 @@ _TABLE_S: Final = {"cpu": 140.0, "cuda": 28.0, "npu": 28.0}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: from, to, load."""
+    """One measurement. ``source``, ``target``: of ``PLACES``; ``load``: of ``LOADS``."""
 
     source: str
     target: str

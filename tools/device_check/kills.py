@@ -63,7 +63,7 @@ def _kill(pool: Pool, name: str, prompts: Sequence[list[int]], answers: Sequence
 
 
 def _tried(pool: Pool, prompt: list[int]) -> Answer | str:
-    """The answer. After errors, which requests to the dead engine still have, it tries again: twice, then "none"."""
+    """The answer. Tries three times, because requests to the dead engine still fail; then "none"."""
     for _ in range(3):
         try:
             return answer_of(pool.front, prompt)

@@ -32,7 +32,7 @@ BUSY_MS: Final = {"cpu": 1, "cuda": 10, "npu": 10}
 FAILS_IN: Final = 3
 """The layer in which the kernel fails."""
 END_S: Final = 20.0
-"""Seconds within which all requests must end that are lost by the error."""
+"""Seconds within which all requests that the error costs must end."""
 _CASE_S: Final = 27.0
 _CUDA_ONLY: Final = "prefill, an address that there is not"
 """PyTorch takes memory by its address for CUDA only."""

@@ -1,6 +1,6 @@
 """The reference of PDCluster and PDRoleScaler as a page in Markdown: fields, rules, conditions. Pure.
 
-Source of truth: the CRDs, which are made of the models of ``operator/pdcluster_operator/api``, and
+Source of truth: the CRDs, which are made from the models of ``operator/pdcluster_operator/api``, and
 ``core/status/conditions.py``.
 """
 

@@ -84,7 +84,7 @@ def read_file(path: str) -> YamlDocument:
 
 
 def _as_json(path: str, document: YamlDocument) -> YamlDocument:
-    """The document as it is after a way through JSON: keys are text, and 1.0 is 1.
+    """The document, written as JSON and read again: keys are text, and 1.0 is 1.
 
     Raises:
         Unreadable: It holds a value that JSON cannot express."""

@@ -47,7 +47,7 @@ _NOT_FOUND: Final = 404
 
 
 class EarlierAnswer(bytes):
-    """The answer of a router of an earlier version, which does not know the first path, to the older path."""
+    """An answer to the older path, from a router of an earlier version that does not know the first path."""
 
 
 class Unanswered(Exception):

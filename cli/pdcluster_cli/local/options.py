@@ -166,7 +166,7 @@ def _name_of(word: str) -> str:
 
 
 def _join_args(words: Sequence[str]) -> list[str]:
-    """``--prefill-args --x`` as ``--prefill-args=--x``: argparse takes a lone ``--x`` for an option of its own."""
+    """Joins ``--prefill-args --x`` to ``--prefill-args=--x``: argparse would take ``--x`` for an option of its own."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] in ("--prefill-args", "--decode-args"):

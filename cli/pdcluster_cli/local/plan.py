@@ -110,7 +110,7 @@ def remarks(options: Options, machine: Machine) -> list[str]:
 
 
 def kv_cache_bytes(words: Sequence[str]) -> int | None:
-    """Bytes of one rank's KV cache, as ``words`` give them last; None: not given, or not as a plain number."""
+    """Bytes of one rank's KV cache, the last that ``words`` give; None: not given, or not as a plain number."""
     found = None
     for word, following in zip(words, (*words, "")[1:], strict=True):
         name, has_value, value = word.partition("=")
@@ -169,7 +169,7 @@ def _can_share(size: int, heads: int) -> bool:
 
 
 def _has_own_config(words: Sequence[str]) -> bool:
-    """Whether the user has vLLM read, or change, another configuration than the model's newest."""
+    """Whether the user's options make vLLM change the model's configuration, or read another than its newest."""
     return any(word.replace("_", "-").startswith(("--hf-", "--config", "--revision", "--model")) for word in words)
 
 

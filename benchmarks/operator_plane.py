@@ -80,7 +80,7 @@ class OperatorProcess:
             f"--kube-ca-file={plane.ca_file}",
             f"--kube-token-file={_private_file(folder / 'operator-token', token)}",
             "--host=127.0.0.1",
-            "--port=0",  # argparse takes the last --port
+            "--port=0",  # the last --port counts
         ]
         program = str(Path(__file__).with_name("service_names.py"))
         # -P: Python looks for no modules in this folder.

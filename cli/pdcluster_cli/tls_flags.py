@@ -69,7 +69,7 @@ class TlsFlags:
             raise Unusable(f"{both}: {words_of(error)}: give a certificate and its key in PEM, no password") from error
 
     def told_of(self, error: ssl.SSLError) -> str:
-        """Why the TLS handshake failed, and the cure."""
+        """Why TLS failed, and the cure."""
         trusted = f"one of --tls-ca {self.ca}" if self.ca else "one that this system trusts (or --tls-ca FILE)"
         expected = f"--tls-name {self.name}" if self.name else "the host that is asked (--tls-name NAME: another one)"
         if isinstance(error, ssl.SSLCertVerificationError):

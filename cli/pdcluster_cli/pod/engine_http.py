@@ -63,7 +63,7 @@ def ask(
 
     Raises:
         NotThere: The connection was refused, or the name does not exist any more.
-        NoAgreement: The engine is there, but the TLS handshake fails.
+        NoAgreement: The engine is there, but has no TLS, or one end refuses the other's certificate.
         NoAnswer: There is no whole answer, or the files of TLS cannot be used.
     """
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)

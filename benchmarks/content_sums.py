@@ -1,4 +1,4 @@
-"""What summing up KV content costs a thread: off, sampled and full side by side in one run.
+"""Measures the cost of content sums to a thread: off, sampled and full, side by side in one run.
 
     python -m benchmarks.content_sums [--tokens 2048] [--repeats 9] [--step-ms 474]
 

@@ -38,7 +38,7 @@ class Front(Protocol):
         """The files that tell about transfers; empty if there are none."""
 
     def ask(self, prompt: list[int]) -> Answer:
-        """One request. Any thread; waits for its answer.
+        """Makes one request. Any thread; waits for the answer.
 
         Raises:
             BenchmarkError: The request failed.

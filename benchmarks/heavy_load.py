@@ -1,4 +1,4 @@
-"""More prompts at once than the pool has room for: time to first token of a layerwise push, beside other ways.
+"""Sends more prompts at once than the pool has room for: time to first token of a layerwise push and of other ways.
 
     .venv/bin/python -m benchmarks.heavy_load --write    about half an hour; docs/heavy-load.md
     .venv/bin/python -m benchmarks.heavy_load --quick    short prompts, one run, no file

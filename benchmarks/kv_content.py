@@ -1,4 +1,4 @@
-"""What the blocks of a benchmark's request hold: bytes that follow from the request's name and from their place in it.
+"""The content of a benchmark request's blocks: bytes that follow from the request's name and their place in it.
 
 A rank's memory as words of 8 bytes, in the order of ``kv_shape.py``:  [layer][block][head][word]
 

@@ -72,7 +72,7 @@ def links_between(prefill_size: int, decode_size: int, shape: KvShape) -> list[t
 def ranges_between(
     shape: KvShape, ranks: tuple[TpRank, TpRank], prefill_blocks: Sequence[int], decode_blocks: Sequence[int]
 ) -> list[Range]:
-    """What one prefill rank writes into one decode rank, over all layers; whole neighbouring blocks are one range.
+    """The ranges that one prefill rank writes into one decode rank, over all layers. Neighbouring blocks are one range.
 
     Example: 8 heads of 512 bytes, 16 tokens a block, TP 1 to TP 1, blocks 1, 2 to 5, 6 → one range of 128 KiB a layer.
     """

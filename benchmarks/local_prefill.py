@@ -1,4 +1,4 @@
-"""Who shall compute the last tokens that decode lacks: a prefill engine that pushes them, or decode itself?
+"""Compares two ways to get the missing tokens: a prefill engine pushes them, or decode computes them itself.
 
     .venv/bin/python -m benchmarks.local_prefill --write    about 6 minutes; docs/local-prefill.md
     .venv/bin/python -m benchmarks.local_prefill --quick    two lengths, two rounds, no page

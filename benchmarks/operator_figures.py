@@ -103,7 +103,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What happened between two snapshots."""
+    """The differences between two snapshots."""
 
     name: str
     seconds: float

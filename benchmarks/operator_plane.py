@@ -127,7 +127,7 @@ class OperatorProcess:
 
 
 def read_usage(pid: int) -> Usage:
-    """What the kernel says of a process. Source of truth: proc(5)."""
+    """CPU time and memory of a process. Source of truth: proc(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     resident, peak = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))

@@ -1,4 +1,4 @@
-"""What the operator takes for hundreds of PDClusters, on a real API server: seconds, memory, CPU, calls, lag.
+"""Measures the operator with hundreds of PDClusters on a real API server: seconds, memory, CPU, calls, lag.
 
     .venv/bin/python -m benchmarks.operator_scale --write          500 PDClusters, 5,000 engines; docs/operator-scale.md
     .venv/bin/python -m benchmarks.operator_scale --quick          10 PDClusters, some seconds

@@ -1,4 +1,4 @@
-"""Two checkouts side by side: does the newer one cost more? Each runs its own programs, in turns; no page.
+"""Compares the costs of two checkouts side by side. Each runs its own programs, in turns; no page.
 
     .venv/bin/python -m benchmarks.paired OLDER NEWER                 about 8 minutes; both are installed
     .venv/bin/python -m benchmarks.paired OLDER NEWER --parts starts --turns 1

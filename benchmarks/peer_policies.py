@@ -1,4 +1,4 @@
-"""How other routers choose an engine, by their sources and with their defaults: for the comparison on traces.
+"""The policies of other routers, by their sources and with their defaults, for the comparison on traces.
 
 Each policy is written anew after its source. It compares the trace's blocks instead of text or tokens, so it knows a
 prompt exactly. Some things are left out because ``pool_model.py`` does not have them: several models, ranks, memory of
@@ -47,7 +47,7 @@ _ENGINE_TOKENS: Final = CACHE_BLOCKS * BLOCK_TOKENS
 
 @dataclass
 class Sent:
-    """What a router has sent to each engine, as far as it remembers: the newest ``num_blocks`` blocks."""
+    """The blocks that a router has sent to each engine, as far as it remembers: the newest ``num_blocks``."""
 
     num_blocks: int
     of_engine: dict[str, PrefixCache] = field(default_factory=dict)

@@ -1,10 +1,10 @@
-"""What the choice of an engine costs with 2, 16 and 256 engines, side by side in one run.
+"""Measures the cost of choosing an engine from 2, 16 and 256 engines, side by side in one run.
 
     .venv/bin/python -m benchmarks.placement
 
 Microseconds of processor time for one choice, by policy: *well* among engines that answer, *failed* among engines that
 have all failed a request lately, so that each load must be worked out anew, *first* when the engines have just changed,
-so that affinity knows no homes. Then what affinity costs once for each request: to find out which conversation it is.
+so that affinity knows no homes. Then the cost that affinity has once for each request: to find out its conversation.
 The cost must not grow with the engines.
 """
 

@@ -1,4 +1,4 @@
-"""What each policy preserves of prefix caches, and how even it is, on generated traces: no engine, no clock.
+"""Compares policies on generated traces: use of prefix caches, and how evenly work is spread. No engine, no clock.
 
     .venv/bin/python -m benchmarks.policies [--seed 1] [--engines 4 16] [--trace agents ...] [--policy affinity ...]
 

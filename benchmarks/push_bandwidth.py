@@ -1,4 +1,4 @@
-"""How fast our connector pushes beside the link itself, and what its lanes cost, for any TP.
+"""Measures the bandwidth of our connector's push beside that of the link, and the cost of its lanes, for any TP.
 
     .venv/bin/python -m benchmarks.push_bandwidth --write   all of it, about 10 minutes; docs/push-bandwidth.{md,png}
     .venv/bin/python -m benchmarks.push_bandwidth --quick   loopback, TP 1→1 and 2→1, two rounds, half a minute

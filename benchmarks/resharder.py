@@ -1,4 +1,4 @@
-"""What the resharder costs and saves: writes per layer with and without it, and its time against a copy of the bytes.
+"""Measures the resharder: writes per layer with and without it, and its time against a copy of the same bytes.
 
 Four prefill ranks on one machine, gloo on loopback: the ratios show the work, not the speed of a real link between
 devices. ``memcpy``: each rank copies as many bytes as it stages, all at once. ``all-to-all``: the same splits alone.

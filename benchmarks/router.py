@@ -1,4 +1,4 @@
-"""What the router costs: requests/s and latency through it and straight to the decode engine, side by side in one run.
+"""Measures the router's cost: requests/s and latency through it and straight to decode, side by side in one run.
 
     .venv/bin/python benchmarks/router.py [--seconds 3] [--connections 64]
 

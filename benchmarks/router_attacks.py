@@ -1,4 +1,4 @@
-"""What rude clients cost the others: streams, memory and the event loop of a router while it is attacked.
+"""Measures what attacks by some clients cost the others: streams, memory and the event loop of the attacked router.
 
     .venv/bin/python -m benchmarks.router_attacks [--streams 100] [--senders 4] [--nice -10] [ATTACK ...]
 

@@ -32,7 +32,7 @@ START_TIMEOUT_S: Final = 60.0
 
 
 class Flow(StrEnum):
-    """What the router does with a request."""
+    """The way of a request through the router."""
 
     ONE_HOP = "one hop"
     PREFILL_DECODE = "P/D"

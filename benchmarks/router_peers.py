@@ -1,4 +1,4 @@
-"""What routers cost beside each other, in turns, in one run: CPU of a request and of an event, memory, added time.
+"""Compares the costs of several routers, in turns in one run: CPU of a request and of an event, memory, added time.
 
     .venv/bin/python -m benchmarks.router_peers [--rounds 3] [--seconds 4] [--engines 2] [--quick] [--write]
 

@@ -54,7 +54,7 @@ class Streams:
         await asyncio.gather(*(self._stream_on(index) for index in range(self._num)))
 
     def next_window(self) -> Window:
-        """What happened since the last call. A gap that is not over counts with its length so far."""
+        """The window since the last call. A gap that is not over counts with its length so far."""
         for index in self._heard_at:
             self._measure(index, time.monotonic())
         window, self._window = self._window, Window()
@@ -107,7 +107,7 @@ class StreamProcess:
             self._process.terminate()
 
     def next_window(self) -> Window:
-        """What happened since the last call."""
+        """The window since the last call."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")

@@ -1,4 +1,4 @@
-"""What the connector costs the forward thread: per step and per layer, beside a push planned in Python per block.
+"""Measures the connector's cost to the forward thread, per step and layer, beside a push planned in Python per block.
 
     python benchmarks/save_kv_layer.py
 

@@ -1,4 +1,4 @@
-"""Many requests of mixed sizes through real ranks: does memory, a thread or a descriptor grow?
+"""Sends many requests of mixed sizes through real ranks: does the use of memory, threads or descriptors grow?
 
     .venv/bin/python -m benchmarks.soak --write              20,000 requests, about 4 minutes; docs/soak.md
     .venv/bin/python -m benchmarks.soak --quick              600 requests
@@ -106,7 +106,7 @@ def _take_samples(ranks: RankProcesses, num_done: int, samples: dict[str, list[S
 
 
 def read_sample(pid: int, num_done: int) -> Sample:
-    """What the kernel says about a process now. Source of truth: proc(5)."""
+    """A sample of a process, taken now. Source of truth: proc(5)."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     num_descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     return Sample(num_done, int(status["VmRSS"].split()[0]), int(status["Threads"]), num_descriptors)

@@ -43,7 +43,7 @@ START_TIMEOUT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What every engine serves, and how many tokens of KV it has room for. Requests beyond that wait."""
+    """The model of every engine, and its room for KV in tokens. Requests beyond that wait."""
 
     model: ModelShape
     room_tokens: int = 10_240

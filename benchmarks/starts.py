@@ -1,4 +1,4 @@
-"""What a start of router and operator costs: seconds until it serves or leads, processor time, memory.
+"""Measures a start of router and operator: seconds until it serves or leads, processor time, memory.
 
     .venv/bin/python -m benchmarks.starts
 

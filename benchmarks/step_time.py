@@ -1,4 +1,4 @@
-"""What a transfer costs the forward passes of both engines: step times with one beside step times without.
+"""Measures the cost of a transfer to the forward passes of both engines: step times with and without a transfer.
 
     .venv/bin/python -m benchmarks.step_time --write    about 14 minutes; docs/step-time.md
     .venv/bin/python -m benchmarks.step_time --quick    loopback, two rounds

@@ -1,4 +1,4 @@
-"""Whether strips of unequal TP leave faster when they are gathered first. Prints ratios; no page.
+"""Measures whether strips of unequal TP leave faster when they are gathered first. Prints ratios; no page.
 
     .venv/bin/python -m benchmarks.strips                 loopback, about two minutes
     .venv/bin/python -m benchmarks.strips --link 2gbit    a slow link; needs root

@@ -1,4 +1,4 @@
-"""Which cases ``ttft.py`` measures, how often, and about how long that takes. Pure.
+"""Decides which cases ``ttft.py`` measures, and how often. Estimates how long that takes. Pure.
 
 The estimate uses prefill times of the benchmark's model, measured with one compute thread on 2 cores.
 """

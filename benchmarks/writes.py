@@ -1,4 +1,4 @@
-"""How many writes a layer's push takes, before and after joining neighbours and fusing requests. No clock.
+"""Counts the writes of a layer's push, before and after joining neighbours and fusing requests. No clock.
 
     .venv/bin/python -m benchmarks.writes --write   all of it, about two minutes; docs/writes.md
     .venv/bin/python -m benchmarks.writes --quick   one pair of TP, half a minute

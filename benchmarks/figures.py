@@ -39,7 +39,7 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """By how much y grows when x grows by 1 (least squares); 0 for fewer than two different x.
+    """The growth of y when x grows by 1 (least squares); 0 for fewer than two different x.
 
     Example: (0, 1), (1, 3), (2, 5) → 2.
     """

@@ -47,10 +47,10 @@ _STREAM_PROMPT: Final = 64
 _STREAM_TOKENS: Final = 1500
 """More than a stream generates in one turn: the client leaves it when the turn is over."""
 _TOKENS_AHEAD: Final = 5
-"""After so many tokens a stream counts as in its stride: it flows steadily."""
+"""Tokens after which a stream counts as in its stride: it flows steadily."""
 _IN_STRIDE_S: Final = 60.0
 _AHEAD_S: Final = 0.4
-"""For so long only the streams run, to measure the undisturbed step."""
+"""Time in which only the streams run, to measure the undisturbed step."""
 _AFTER_S: Final = 0.1
 _FAILURES: Final = (BenchmarkError, EngineDied, TimeoutError, OSError)
 

@@ -1,4 +1,4 @@
-"""Where the processes of a benchmark live: this machine, or the two ends of a ``link.py`` link.
+"""The places in which a benchmark's processes live: this machine, or the two ends of a ``link.py`` link.
 
 prefill's place                       decode's place (and the client's)
   loopback, or End.A   ---- link ----   loopback, or End.B

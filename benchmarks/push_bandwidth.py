@@ -33,7 +33,7 @@ TOKENS: Final = 2048
 BLOCK_SIZES: Final = (16, 128)
 TPS: Final = (Tp(1, 1), Tp(2, 1), Tp(1, 2), Tp(4, 2))
 _SPARE: Final = 2
-"""How much larger the pool is than the request, so that scattered blocks have holes between them."""
+"""Size of the pool over that of the request, so that scattered blocks have holes between them."""
 _SEED: Final = 5
 _START_S: Final = 4.0
 _TRANSFER_S: Final = {"loopback": 0.15, "1gbit": 1.15, "2gbit": 0.6}

@@ -92,7 +92,7 @@ class RankProcesses:
     senders: list[Connection] = field(default_factory=list)
     receivers: list[Connection] = field(default_factory=list)
     pids: dict[str, int] = field(default_factory=dict)
-    """By the role and rank of each process, such as "decode 0"."""
+    """Process ids by role and rank, such as "decode 0"."""
 
     def move(self, way: Way, requests: Sequence[Request]) -> Moved:
         """Moves all KV of ``requests`` into decode's memory, and compares every byte if ``way`` writes blocks.

@@ -47,7 +47,7 @@ class Streams:
         self._num = num
         self._window = Window()
         self._heard_at: dict[int, float] = {}
-        """When each stream that has begun had its last event."""
+        """By stream that has begun: the time of its last event."""
 
     async def run(self) -> None:
         """Streams on all clients, until it is cancelled."""

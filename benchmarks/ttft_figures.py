@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What the traces say about one request through our pool. Monotonic seconds."""
+    """One request through our pool, from its traces. Monotonic seconds."""
 
     report: TransferReport
     received_at: float

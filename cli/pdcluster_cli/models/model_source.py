@@ -64,7 +64,7 @@ class Hub:
 
 
 def find_model(name: str, environ: Mapping[str, str], hub: Callable[[], Hub] | None = None) -> ModelSource:
-    """Where the model is. Waits some seconds at most for a hub. ``hub``: makes the hub, if one has to be asked."""
+    """Finds the model. Waits some seconds at most for a hub. ``hub``: makes the hub, if one has to be asked."""
     path = Path(name).expanduser()
     if path.exists():
         return ModelSource(str(path.resolve()), problem=_folder_problem(path), config_file=path / "config.json")

@@ -24,7 +24,7 @@ def said(cause: str | None) -> str:
 
 
 def cause_in(log_path: Path) -> str | None:
-    """The first error in the log that is no echo of another one; None: there is none."""
+    """The first error in the log that does not repeat another error; None: there is none."""
     try:
         with log_path.open(errors="replace") as log:
             return root_cause(log.read(_MAX_LOG_BYTES))

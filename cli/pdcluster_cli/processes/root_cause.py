@@ -1,4 +1,4 @@
-"""Finds in an engine's log why it did not start: the first error that does not only repeat another one. Pure.
+"""Finds in an engine's log why it did not start: the first error that does not repeat another error. Pure.
 
 vLLM 0.32 tells one failure many times: a worker logs its traceback, the engine core logs "initialization failed", the
 API server raises "See root cause above". So the end of the log, which a person sees first, says the least. Python

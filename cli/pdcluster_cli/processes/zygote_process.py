@@ -102,7 +102,7 @@ def _import_once(parent: socket.socket, modules: Sequence[str]) -> None:
 
 
 def import_if_there(module: str) -> None:
-    """Import the module, unless this version of its library lacks it: engines then import another one by themselves."""
+    """Import the module, unless this version of its library lacks it: engines then import another module themselves."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -30,7 +30,7 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BandwidthRow:
-    """One way in one case. Bytes per second; shares of one core; ``to_``: bandwidth over that reference's."""
+    """One way in one case. ``rate``: bytes/s; ``to_*``: ratio to a reference's rate; others: shares of a core."""
 
     link: str
     tp: str
@@ -68,7 +68,7 @@ def build_rows(
 
 
 def best_of(ways: Sequence[Way], rates: Mapping[Way, Sequence[float]]) -> Way:
-    """The one with the best median."""
+    """The way whose rates have the highest median."""
     return max(ways, key=lambda way: spread(rates[way]).median)
 
 

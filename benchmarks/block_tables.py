@@ -1,8 +1,9 @@
 """Block tables as an engine's requests get them: from a fresh pool, from one long in use, and the worst case. Pure.
 
-Source of truth: vLLM 0.32 ``v1/core/block_pool.py`` and ``single_type_kv_cache_manager.py``: a request takes blocks
-from the front of the free list and gives them back last block first; with a prefix cache they go to the end of the
-list, without one to its front. So in a pool that was used once, neighbours come in falling order.
+Source of truth: vLLM 0.32 ``v1/core/block_pool.py`` and ``single_type_kv_cache_manager.py``. A request takes blocks
+from the front of the free list, and gives them back with the last block first. With a prefix cache these blocks go to
+the end of the list, without a prefix cache to its front. So in a pool that was used once, neighbours come in falling
+order.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class Placement(Enum):
     """Where a request's blocks lie."""
 
     FRESH = "fresh pool"
-    """Side by side: nobody has given a block back yet."""
+    """Side by side: no request has given a block back yet."""
     USED = "used pool"
     """After some hundred requests of other sizes."""
     SCATTERED = "scattered"
-    """At random: nothing can be joined."""
+    """At random: hardly any blocks can be joined."""
 
 
 class FreeBlocks:
@@ -41,7 +42,7 @@ class FreeBlocks:
         return len(self._free)
 
     def take(self, count: int) -> BlockTable:
-        """The blocks of a new request. There must be so many."""
+        """The blocks of a new request. At least ``count`` blocks must be free."""
         return tuple(self._free.popleft() for _ in range(count))
 
     def give_back(self, table: Sequence[int]) -> None:
@@ -53,7 +54,7 @@ class FreeBlocks:
 
 
 def block_tables(placement: Placement, counts: Sequence[int], num_blocks: int, seed: int) -> list[BlockTable]:
-    """The tables of requests of ``counts`` blocks that are alive at the same time, in a pool of ``num_blocks``."""
+    """One table for each of ``counts``, for requests that are alive at the same time in a pool of ``num_blocks``."""
     if placement is Placement.SCATTERED:
         chosen = random.Random(seed).sample(range(1, num_blocks), sum(counts))
         return _cut(chosen, counts)

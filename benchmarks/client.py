@@ -1,8 +1,8 @@
-"""A client of engines and routers: one request, and when its first byte came. Waits; one thread for each request.
+"""A client of engines and routers that notes when each token of an answer comes. Calls wait: one thread a request.
 
-And how long an engine worked on a prompt, by its own clock. Source of truth: vLLM 0.32 ``v1/metrics/stats.py``:
-``vllm:request_prefill_time_seconds`` is the time from a request's first schedule to its first token, observed when the
-request ends.
+It also reads how long an engine worked on a prompt, by the engine's own clock. Source of truth: vLLM 0.32
+``v1/metrics/stats.py``: ``vllm:request_prefill_time_seconds`` is the time from a request's first schedule to its first
+token, observed when the request ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 ANSWER_TOKENS: Final = 16
-"""More than one: a layerwise push can be over so early that a shorter answer ends before prefill's own reply."""
+"""More than one: after a layerwise push, a shorter answer can end before prefill's own reply."""
 REQUEST_TIMEOUT_S: Final = 600.0
 _PATH: Final = "/v1/completions"
 _HEADERS: Final = {"content-type": "application/json"}
@@ -39,7 +39,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A whole answer. Monotonic seconds: the request's first byte out, and each server-sent event with a token in."""
+    """When a request was sent, and when each event with a token came. Monotonic seconds."""
 
     begun_at: float
     token_times: tuple[float, ...]
@@ -50,7 +50,7 @@ class Streamed:
 
 
 def completion_body(prompt: list[int], max_tokens: int = ANSWER_TOKENS, **more: object) -> Body:
-    """A greedy completion of token ids that does not end early."""
+    """The body of a greedy completion of token ids, which generates exactly ``max_tokens``."""
     return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **more}
 
 
@@ -59,7 +59,7 @@ def _never() -> bool:
 
 
 def stream(server: Server, body: Body, is_enough: Callable[[], bool] = _never) -> Streamed:
-    """Ask, and note when each token comes. Waits for the whole answer, or leaves at a token when it ``is_enough``.
+    """Ask, and note when each token comes. Waits for the whole answer, or leaves at a token when ``is_enough()``.
 
     Raises:
         BenchmarkError: The answer is an error, breaks off, or holds no token.
@@ -98,7 +98,7 @@ def get_text(server: Server, path: str) -> str:
 
 @contextmanager
 def _exchange(server: Server, body: Body | None, path: str = _PATH) -> Iterator[tuple[float, http.client.HTTPResponse]]:
-    """``body``: None to get ``path``, else what is posted there."""
+    """Posts ``body`` to ``path``, or gets ``path`` if ``body`` is None. Yields when it began, and the open response."""
     connection = http.client.HTTPConnection(server.host, server.port, timeout=REQUEST_TIMEOUT_S)
     try:
         begun_at = time.monotonic()
@@ -117,10 +117,10 @@ def _exchange(server: Server, body: Body | None, path: str = _PATH) -> Iterator[
 
 
 def _has_token(line: bytes) -> bool:
-    """Whether this line is an event that holds a choice, not an error or the end.
+    """Whether this line of a stream is an event with a choice.
 
     Raises:
-        BenchmarkError: It is an error.
+        BenchmarkError: The event is an error.
     """
     if not line.startswith(b"data: {"):
         return False
@@ -136,22 +136,22 @@ _LOOK_EVERY_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimes:
-    """Of all requests since the engine's start."""
+    """Count and prefill time of all requests since the engine's start."""
 
     num_requests: int
     seconds: float
 
 
 def parse_prefill_times(text: str) -> PrefillTimes:
-    """From an engine's metrics page. Nothing observed yet is nothing."""
+    """Reads an engine's metrics page. Zeros if the engine has observed no request yet."""
     return PrefillTimes(int(_total(text, "count")), _total(text, "sum"))
 
 
 def prefill_seconds(engine: Server, ask: Callable[[], object], *, reported_within_s: float = 10.0) -> float:
-    """What the engine needed for the one request that ``ask`` makes. Nobody else may ask meanwhile. Waits.
+    """The engine's prefill time for the one request that ``ask`` makes. No other request may run meanwhile. Waits.
 
     Raises:
-        BenchmarkError: The engine reported not one request within ``reported_within_s`` after it.
+        BenchmarkError: The engine did not report exactly one request within ``reported_within_s`` after ``ask``.
     """
     before = parse_prefill_times(get_text(engine, "/metrics"))
     ask()

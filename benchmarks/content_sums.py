@@ -1,12 +1,13 @@
-"""What summing up KV content costs a thread: off, sampled and full side by side in one run.
+"""Measures the cost of content sums to a thread: off, sampled and full, side by side in one run.
 
     python -m benchmarks.content_sums [--tokens 2048] [--repeats 9] [--step-ms 474]
 
-The KV of one request as vLLM's CPU engine keeps it: 16 layers, 8 KV heads, 512 bytes a cell (64 KiB a token). Time is
-the thread's own CPU time: a busy machine changes it less than the clock's. ``--step-ms``: what the prompt's prefill
-takes, to which the sums are compared; the default was measured for 2,048 tokens of a model with this KV on two cores.
-The last line is what a plain sum of all words costs, which is little more than reading them. PyTorch finds the sums of
-a sample, as in an engine; with ``NUMBA_DISABLE_JIT=1`` all of them, as it does where Numba is missing.
+The KV of one request as vLLM's CPU engine keeps it: 16 layers, 8 KV heads, 512 bytes a cell (64 KiB a token). Times are
+CPU time of the thread, which a busy machine changes less than wall-clock time. ``--step-ms``: how long the prefill of
+the prompt takes; costs are shares of it. The default was measured for 2,048 tokens of a model with this KV on two
+cores. The last line is the cost of a plain sum of all words, which is little more than reading them. As in an engine,
+PyTorch computes the sampled sums and Numba the full ones. Without Numba, or with ``NUMBA_DISABLE_JIT=1``, PyTorch
+computes both.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def reader_of(num_tokens: int) -> KvReader:
 
 
 def cost_ms(reader: KvReader, order: ContentOrder, repeat: int) -> float:
-    """CPU time of one side."""
+    """CPU milliseconds that one side of a transfer spends on its sums."""
     begun = time.thread_time()
     if order.check is not ContentCheck.OFF:
         loop = compiled_loop() if order.check is ContentCheck.FULL else None
@@ -50,7 +51,7 @@ def cost_ms(reader: KvReader, order: ContentOrder, repeat: int) -> float:
 
 
 def plain_ms(reader: KvReader) -> float:
-    """CPU time of adding up all words."""
+    """CPU milliseconds of adding up all words."""
     begun = time.thread_time()
     for view in reader.views:
         view.view(torch.int64).sum()

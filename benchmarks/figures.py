@@ -1,4 +1,4 @@
-"""What a benchmark's samples say: spreads over rounds, slopes, Markdown tables, pages in ``docs/``."""
+"""Figures from a benchmark's samples: spreads over rounds, slopes, Markdown tables, pages in ``docs/``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one figure over the rounds."""
+    """Median, least and most of one figure over the rounds."""
 
     median: float
     low: float
@@ -28,7 +28,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def ratios(ours: Iterable[float], theirs: Iterable[float]) -> Spread:
-    """Ours over theirs, of the same round each. Example: 2 and 6 over 1 and 2 → 2.5 (2..3)."""
+    """In each round, ours divided by theirs. Example: 2 and 6 over 1 and 2 → 2.5 (2..3)."""
     return spread(our / their for our, their in zip(ours, theirs, strict=True))
 
 
@@ -39,7 +39,7 @@ def percentile(values: Iterable[float], share: float) -> float:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """How much y grows for each x, by least squares; 0 for fewer than two different x.
+    """The growth of y when x grows by 1 (least squares); 0 for fewer than two different x.
 
     Example: (0, 1), (1, 3), (2, 5) → 2.
     """
@@ -73,9 +73,9 @@ DOCS: Final = Path(__file__).parents[1] / "docs"
 
 
 def write_page(name: str, title: str, body: str, folder: Path = DOCS, flags: str = "") -> Path:
-    """A page in ``folder`` holds the title, when and on what it was measured, and the body. ``flags``: see below.
+    """A page in ``folder`` holds the title, the line of ``measured_by``, and the body. Returns the path of the page.
 
-    The page has its program's name, with hyphens: ``step_time`` writes ``step-time.md``.
+    The page's name is its program's name with hyphens: ``step_time`` writes ``step-time.md``.
     """
     path = folder / f"{name.replace('_', '-')}.md"
     path.write_text(f"# {title}\n\n{measured_by(name, flags)}\n{body.strip()}\n")
@@ -83,13 +83,13 @@ def write_page(name: str, title: str, body: str, folder: Path = DOCS, flags: str
 
 
 def measured_by(name: str, flags: str = "") -> str:
-    """When, where and by which program a page's figures came to be. ``flags``: those that are not its defaults."""
+    """A line that says when, on how many cores and by which command a page was measured. ``flags``: the user's."""
     today, cores = datetime.datetime.now(datetime.UTC), os.cpu_count()
     command = " ".join(["python", "-m", f"benchmarks.{name}", *flags.split(), "--write"])
     return f"Measured on {today:%Y-%m-%d} with {cores} cores by `{command}`."
 
 
 def format_minutes(seconds: float) -> str:
-    """Rounded, for the estimate that each program prints first. Example: 95 → "about 2 minutes"."""
+    """Whole minutes, at least one, for the estimate that each program prints first. Example: 95 → "about 2 minutes"."""
     minutes = max(1, round(seconds / 60))
     return f"about {minutes} minute{'s' if minutes > 1 else ''}"

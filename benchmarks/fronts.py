@@ -1,11 +1,11 @@
-"""How a request is put to each kind of pool, and what is known about it afterwards.
+"""Sends a request to each kind of pool, and says how long it took.
 
     SingleFront     one engine
     RouterFront     our router; its trace and prefill's tell about the push
     MooncakeFront   upstream's MooncakeConnector: both engines at once, as its proxy does
-    NixlFront       upstream's NixlConnector: prefill first, its answer's parameters to decode, as its proxy does
+    NixlFront       upstream's NixlConnector: prefill first, then decode with prefill's parameters, as its proxy does
 
-The client plays the peers' proxies itself, so that they pay for no further hop.
+The last two play the proxies of these connectors themselves, so that a request pays for no further hop.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _HERE_IS_NOTHING: Final[dict[str, Any]] = {
 
 
 class Front(Protocol):
-    """Where one way's requests go."""
+    """The receiver of one way's requests."""
 
     @property
     def trace_files(self) -> tuple[Path, ...]:
-        """What tells about transfers; empty where nothing does."""
+        """The files that tell about transfers; empty if there are none."""
 
     def ask(self, prompt: list[int]) -> Answer:
-        """One request. Any thread; waits for its answer.
+        """Makes one request. Any thread; waits for the answer.
 
         Raises:
-            BenchmarkError: It failed.
+            BenchmarkError: The request failed.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class SingleFront:
-    """One engine that does both."""
+    """One engine that does prefill and decode."""
 
     server: Server
     trace_files: tuple[Path, ...] = ()
@@ -59,7 +59,7 @@ class SingleFront:
 
 @dataclass(frozen=True, slots=True)
 class RouterFront:
-    """Our pool. What prefill took is in the router's trace. ``prefill``: its engine itself."""
+    """Our pool. The router's trace says what prefill took. ``prefill``: the address of the prefill engine."""
 
     server: Server
     prefill: Server
@@ -111,7 +111,7 @@ class NixlFront:
 
 
 def _time_prefill(server: Server, prompt: list[int], params: dict[str, Any]) -> tuple[float, Any]:
-    """Seconds that prefill took to answer, and what it says to decode."""
+    """Seconds that prefill took to answer, and the parameters of its answer for decode."""
     begun_at = time.monotonic()
     answer = post(server, completion_body(prompt, max_tokens=1, kv_transfer_params=params))
     return time.monotonic() - begun_at, answer.get("kv_transfer_params")

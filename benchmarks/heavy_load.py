@@ -1,4 +1,4 @@
-"""More prompts at once than the pool has room for: time to first token of a layerwise push, beside other ways.
+"""Sends more prompts at once than the pool has room for: time to first token of a layerwise push and of other ways.
 
     .venv/bin/python -m benchmarks.heavy_load --write    about half an hour; docs/heavy-load.md
     .venv/bin/python -m benchmarks.heavy_load --quick    short prompts, one run, no file
@@ -34,18 +34,18 @@ from pdcluster_cli.processes.waiting import EngineDied
 
 WAYS: Final = (Way.SINGLE, *OURS)
 _BESIDE: Final = (Way.SERIAL, Way.SINGLE)
-"""What a layerwise push is compared with."""
+"""The ways with which a layerwise push is compared."""
 COLUMNS: Final = (
     *("link", "tokens", "at once", "TTFT"),
     *(way.value for way in WAYS),
     *(f"layerwise / {way.value}" for way in _BESIDE),
 )
 MODEL: Final = wide_kv(num_layers=16, kv_heads=4)
-"""Half as wide as that of ``ttft.py``: half the KV and half the compute, so the same share of each."""
+"""Half as wide as the model of ``ttft.py``: half the KV and half the compute, so their ratio is the same."""
 _ROOM_PROMPTS: Final = 2
 _ANSWERS_ROOM: Final = 512
 _COMPUTE_SHARE: Final = 0.5
-"""Of ``ttft.py``'s model."""
+"""The compute of ``MODEL``, as a share of that of ``ttft.py``'s model."""
 _FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError)
 _START_S: Final = 40.0
 
@@ -64,12 +64,12 @@ class Plan:
 
     @property
     def served(self) -> Served:
-        """What the engines are started with."""
+        """The model of the engines, and their room for KV."""
         return Served(MODEL, _ROOM_PROMPTS * max(self.tokens) + _ANSWERS_ROOM)
 
     @property
     def seconds(self) -> float:
-        """An estimate: prefill is the longer part."""
+        """An estimate of the whole run: prefill is most of it."""
         one_of_each = sum(prefill_s(tokens) for tokens in self.tokens) * _COMPUTE_SHARE * 1.2
         return _START_S + len(self.links) * len(WAYS) * self.runs * self.count * one_of_each
 

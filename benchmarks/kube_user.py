@@ -1,4 +1,4 @@
-"""An administrator of an API server for benchmarks: plain writes, and watches that others can wait for.
+"""An administrator of an API server for benchmarks: plain writes, and watches on whose events tasks can wait.
 
 Sessions are the operator's own (``pdcluster_kube.session``), so that a client costs the same on both sides.
 """
@@ -21,15 +21,15 @@ _WATCH_S: Final = 3600
 
 
 class WriteRefused(Exception):
-    """The API server said no. Nothing in a benchmark is meant to be refused."""
+    """The API server refused a write. A benchmark makes no write that it should refuse."""
 
 
 class WatchLost(Exception):
-    """What changed in between cannot be had any more."""
+    """The API server has forgotten changes that the watch has not seen."""
 
 
 class KubeUser:
-    """Any number of tasks. ``num_writes``: so far."""
+    """One client; any number of tasks may use it. ``num_writes``: writes sent so far."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
@@ -37,24 +37,24 @@ class KubeUser:
         self.num_writes = 0
 
     async def create(self, path: str, body: Object) -> Object:
-        """``path``: of all objects of its kind."""
+        """``path``: the collection of all objects of this kind."""
         return await self._write("POST", path, body, JSON)
 
     async def merge(self, path: str, body: Object) -> Object:
         return await self._write("PATCH", path, body, MERGE)
 
     async def delete(self, path: str, *, is_forced: bool = False) -> Object:
-        """A pod: told to go; forced: gone."""
+        """Deletes an object. A pod on a node only begins to terminate; if ``is_forced``, it is gone."""
         options: Object = {"gracePeriodSeconds": 0} if is_forced else {}
         return await self._write("DELETE", path, options, JSON)
 
     async def watch(self, path: str, accept: str = JSON) -> AsyncGenerator[tuple[str, Object]]:
-        """What there is, then what changes, as (ADDED, MODIFIED or DELETED, object). Until it is closed.
+        """Yields the objects, then their changes, as (ADDED, MODIFIED or DELETED, object), until the caller closes it.
 
-        The API server ends a watch whose reader cannot keep up; the next one goes on where it ended.
+        The API server ends a watch whose reader cannot keep up; the next watch goes on from the last event.
 
         Raises:
-            WatchLost: It has forgotten what was there when the watch ended.
+            WatchLost: The API server has forgotten the changes since the last event.
         """
         version = ""
         while True:
@@ -63,7 +63,7 @@ class KubeUser:
                 yield kind, body
 
     async def _watch_once(self, path: str, accept: str, version: str) -> AsyncIterator[tuple[str, Object]]:
-        """Ends when the server ends it."""
+        """The events of one watch, until the server ends it."""
         query = {"watch": "1", "timeoutSeconds": str(_WATCH_S), **({"resourceVersion": version} if version else {})}
         timeout = aiohttp.ClientTimeout(total=None)
         headers = {"Accept": accept}
@@ -79,7 +79,7 @@ class KubeUser:
     async def _write(self, method: str, path: str, body: Object, content_type: str) -> Object:
         """
         Raises:
-            WriteRefused: See there.
+            WriteRefused: The answer is an error.
         """
         self.num_writes += 1
         headers = {"Content-Type": content_type, "Accept": JSON}
@@ -94,7 +94,7 @@ class KubeUser:
 def _version_after(path: str, kind: str, body: Object) -> str:
     """
     Raises:
-        WatchLost: See there.
+        WatchLost: The event is an error.
     """
     if kind == "ERROR":
         raise WatchLost(f"{path}: {body.get('message')}")
@@ -103,14 +103,14 @@ def _version_after(path: str, kind: str, body: Object) -> str:
 
 
 class Board:
-    """What a watch has shown last of each object, by name. Event loop only; one task shows, anybody waits."""
+    """The last state of each object that a watch showed, by name. Event loop only; one task shows, any task waits."""
 
     def __init__(self) -> None:
         self._shown: dict[str, Object] = {}
         self._waiting: dict[str, list[tuple[Callable[[Object], bool], asyncio.Future[float]]]] = {}
 
     async def follow(self, user: KubeUser, path: str, accept: str = JSON) -> None:
-        """Until it is cancelled."""
+        """Shows the events of a watch, until it is cancelled."""
         async for kind, body in user.watch(path, accept):
             if kind == "DELETED":
                 self._shown.pop(body["metadata"]["name"], None)
@@ -118,7 +118,7 @@ class Board:
                 self.show(body)
 
     def show(self, body: Object) -> None:
-        """Whoever waited for this knows."""
+        """Keeps this state of the object, and wakes the tasks that waited for it."""
         name = body["metadata"]["name"]
         self._shown[name] = body
         still = []
@@ -133,7 +133,7 @@ class Board:
             self._waiting[name] = still
 
     def expect(self, name: str, is_it: Callable[[Object], bool]) -> asyncio.Future[float]:
-        """When the object is shown so, on the loop's clock; now, if it is."""
+        """The time, on the loop's clock, at which ``is_it`` accepts the shown object; now, if it does already."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[float] = loop.create_future()
         if name in self._shown and is_it(self._shown[name]):
@@ -143,6 +143,6 @@ class Board:
         return future
 
     def expect_next(self, name: str) -> asyncio.Future[float]:
-        """When the object is shown in another state than now."""
+        """The time, on the loop's clock, at which the object is shown in another state than now."""
         version = self._shown[name]["metadata"]["resourceVersion"] if name in self._shown else ""
         return self.expect(name, lambda body: body["metadata"]["resourceVersion"] != version)

@@ -1,7 +1,7 @@
-"""Plays the Deployment controller and the kubelets: every Deployment gets its pods, and all of them are ready at once.
+"""Plays the Deployment controller and the kubelets: every Deployment gets its pods, and they are ready immediately.
 
-Instead of the real controller manager, whose client is limited to 20 writes a second, and of nodes. Pods have the
-Deployment's whole template and a node's name, so that a deleted one terminates before it is gone. Deployments only
+It stands in for nodes and for the real controller manager, whose client is limited to 20 writes a second. Pods have the
+Deployment's whole template and a node's name, so that a deleted pod terminates before it is gone. Deployments only
 grow here.
 """
 
@@ -19,29 +19,29 @@ from pdcluster_protocol import labels
 
 _NODE: Final = "node"
 _AT_ONCE: Final = 16
-"""Deployments, as the operator has workers."""
+"""Deployments that get pods at the same time: as many as the operator has workers."""
 
 
 class Kubelet:
-    """Of one namespace. Event loop only; one task runs ``run``."""
+    """The Deployments and pods of one namespace. Event loop only; one task runs ``run``."""
 
     def __init__(self, user: KubeUser, namespace: str) -> None:
         self._user = user
         self._namespace = namespace
         self._deployments: dict[str, Object] = {}
         self.engines: dict[tuple[str, str], str] = {}
-        """By PDCluster and role: its Deployment. There is one, for nothing is rolled out here."""
+        """Name of the only Deployment, by PDCluster and role. There is only one, because nothing is rolled out here."""
         self.pods: defaultdict[str, dict[str, bool]] = defaultdict(dict)
         """By Deployment: each pod that is to stay, and whether it is ready."""
         self._num_made: Counter[str] = Counter()
-        """Pods by Deployment, without those that replace others: only a growing Deployment gets more."""
+        """Pods made for each Deployment as it grew; pods that replace others do not count."""
         self._told: dict[str, Object] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._numbers = itertools.count()
 
     async def run(self) -> None:
-        """Until it is cancelled, or the API server refuses something."""
+        """Gives Deployments their pods, until it is cancelled or the API server refuses a write."""
         async with asyncio.TaskGroup() as tasks:
             async for kind, body in self._user.watch(DEPLOYMENT.path(self._namespace)):
                 if kind in ("ADDED", "MODIFIED"):
@@ -52,19 +52,19 @@ class Kubelet:
                     tasks.create_task(self._settle(name))
 
     async def set_ready(self, deployment: str, pod: str, *, is_ready: bool) -> None:
-        """The pod says so, then its Deployment."""
+        """The statuses of the pod and of its Deployment say whether the pod is ready."""
         await self._user.merge(POD.path(self._namespace, pod, "status"), {"status": _pod_status(is_ready)})
         self.pods[deployment][pod] = is_ready
         await self._tell(deployment)
 
     async def remove_pod(self, deployment: str, pod: str) -> None:
-        """It terminates; it still is there."""
+        """The pod terminates, and still exists."""
         await self._user.delete(POD.path(self._namespace, pod))
         del self.pods[deployment][pod]
         await self._tell(deployment)
 
     async def replace_pod(self, deployment: str, pod: str) -> str:
-        """What terminated is gone, and another one is there, not ready yet. Returns its name."""
+        """The terminating pod is gone, and a new pod exists that is not ready yet. Returns the name of the new pod."""
         await self._user.delete(POD.path(self._namespace, pod), is_forced=True)
         return await self._make_pod(deployment)
 
@@ -103,7 +103,7 @@ class Kubelet:
 
 
 def _pod_status(is_ready: bool) -> Object:
-    """As much of a kubelet's as a controller reads."""
+    """The part of a pod's status that controllers read."""
     conditions = [
         {"type": "PodScheduled", "status": "True"},
         {"type": "Ready", "status": "True" if is_ready else "False"},

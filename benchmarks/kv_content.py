@@ -1,12 +1,12 @@
-"""What the blocks of a benchmark's request hold: bytes that follow from the request's name and from their place in it.
+"""The content of a benchmark request's blocks: bytes that follow from the request's name and their place in it.
 
 A rank's memory as words of 8 bytes, in the order of ``kv_shape.py``:  [layer][block][head][word]
 
     word k of layer l, position p (which of the request's blocks), head h  =  first[l, p, h] + k * _STEP   mod 2^64
 
-``first`` is random, seeded by the request's name, so no two requests hold the same. Both ends work it out alone:
-prefill fills its blocks before a transfer, decode compares its own afterwards. Nothing here knows how a connector, or
-a reference, plans its ranges: a range to a wrong place cannot agree with itself. No I/O, no clock.
+``first`` is random, seeded by the request's name, so no two requests hold the same. Each end works it out alone:
+prefill fills its blocks before a transfer, decode compares its own afterwards. This file does not know how a connector
+or a reference plans its ranges, so a range to a wrong place is found. No I/O, no clock.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Piece:
 
 
 class KvWords:
-    """One rank's KV memory, borrowed: whoever owns it outlives this. One thread."""
+    """One rank's KV memory, borrowed: its owner keeps it longer than this object lives. One thread."""
 
     def __init__(self, shape: KvShape, tp: TpRank, memory: bytearray | memoryview | mmap.mmap) -> None:
         """``memory``: ``shape.rank_bytes(tp.size)`` bytes, writable."""
@@ -54,7 +54,7 @@ class KvWords:
         self._expected: Words = np.empty((len(self._heads), num_words), np.uint64)
 
     def fill(self, name: str, blocks: Sequence[int]) -> None:
-        """``blocks`` hold what request ``name`` has."""
+        """``blocks`` hold the content of request ``name``."""
         firsts = self._firsts(name, len(blocks))
         for layer, of_layer in enumerate(self._words):
             for position, block in enumerate(blocks):
@@ -67,7 +67,7 @@ class KvWords:
                 of_layer[block] = 0
 
     def wrong_pieces(self, name: str, blocks: Sequence[int]) -> Iterator[Piece]:
-        """Where ``blocks`` do not hold what request ``name`` has; each byte is compared."""
+        """The pieces of ``blocks`` whose content is not that of request ``name``; each byte is compared."""
         firsts = self._firsts(name, len(blocks))
         for layer, of_layer in enumerate(self._words):
             for position, block in enumerate(blocks):
@@ -83,7 +83,7 @@ class KvWords:
         return f"{len(wrong):,} of {total:,} pieces of {name}, the first in {wrong[0]}" if wrong else ""
 
     def _firsts(self, name: str, num_blocks: int) -> Words:
-        """[layer, position, head of this rank, 1]. Drawn for all heads: every rank draws the same."""
+        """``first`` as [layer, position, head of this rank, 1]. Drawn for all heads, so every rank draws the same."""
         dice = np.random.default_rng(list(name.encode()))
         firsts = dice.integers(1, 1 << 63, (len(self._words), num_blocks, self._all_heads, 1), np.uint64)
         return firsts[:, :, self._heads.start : self._heads.stop]

@@ -4,7 +4,7 @@ A rank holds its layers one after the other, each as head-major blocks:
 
     layer l, block b:  (l * num_blocks + b) * block_bytes   [ head 0 | head 1 | ... ]
 
-The ranges are worked out here once more, not taken from the connector: they are what the references write.
+The references write the ranges that this file works out. It takes nothing from the connector.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TpRank:
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """The KV cache of a model: 64 KiB a token by default, as a served one has. ``block_size`` in tokens."""
+    """The KV cache of a model. ``block_size``: tokens. By default 64 KiB a token, a usual figure for served models."""
 
     block_size: int
     num_blocks: int
@@ -43,22 +43,22 @@ class KvShape:
     """K and V of one token and head: 2 * 128 * 2 bytes."""
 
     def block_bytes(self, tp_size: int) -> int:
-        """Of one block in one layer of one rank."""
+        """Bytes of one block in one layer of one rank."""
         return self.kv_heads // tp_size * self.head_bytes * self.block_size
 
     def rank_bytes(self, tp_size: int) -> int:
-        """All layers of one rank."""
+        """Bytes of all layers of one rank."""
         return self.num_layers * self.num_blocks * self.block_bytes(tp_size)
 
     def layer_names(self) -> list[str]:
         return [f"layers.{number}" for number in range(self.num_layers)]
 
     def request_bytes(self, num_blocks: int) -> int:
-        """All layers and heads of a request of ``num_blocks`` blocks."""
+        """Bytes of all layers and heads of a request of ``num_blocks`` blocks."""
         return num_blocks * self.num_layers * self.block_bytes(1)
 
     def heads_of(self, tp: TpRank) -> range:
-        """The heads that a rank holds. TP up to the number of heads."""
+        """The heads that a rank holds. The TP size divides the number of heads."""
         count = self.kv_heads // tp.size
         return range(tp.rank * count, (tp.rank + 1) * count)
 
@@ -72,7 +72,7 @@ def links_between(prefill_size: int, decode_size: int, shape: KvShape) -> list[t
 def ranges_between(
     shape: KvShape, ranks: tuple[TpRank, TpRank], prefill_blocks: Sequence[int], decode_blocks: Sequence[int]
 ) -> list[Range]:
-    """What one prefill rank writes into one decode rank, over all layers; whole neighbouring blocks are one range.
+    """The ranges that one prefill rank writes into one decode rank, over all layers. Neighbouring blocks are one range.
 
     Example: 8 heads of 512 bytes, 16 tokens a block, TP 1 to TP 1, blocks 1, 2 to 5, 6 → one range of 128 KiB a layer.
     """

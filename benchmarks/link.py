@@ -4,8 +4,8 @@
 
 Decides names, addresses and the queue (``tbf``: not every kernel has ``netem``).
 Source of truth: ip-netns(8), tc-tbf(8), setns(2). A namespace belongs to a thread: what a thread opens or starts while
-it is ``inside`` an end (sockets, processes) stays there. Names hold the maker's process id, so that what a killed run
-left behind is known and removed by the next one.
+it is ``inside`` an end (sockets, processes) stays there. Names hold the maker's process id, by which the next run
+finds and removes the namespaces of a killed run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class LinkError(Exception):
-    """There can be no link here. The message names the cure."""
+    """A link cannot be made, changed or entered here. The message says why."""
 
 
 class End(Enum):
@@ -48,12 +48,12 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Two namespaces that reach each other and nothing else. ``maker``: process id of who made it."""
+    """Two namespaces that reach each other and nothing else. ``maker``: process id of the program that made it."""
 
     maker: int
 
     def namespace(self, end: End) -> str:
-        """Its name for ``ip netns``."""
+        """The name of one end's namespace, for ``ip netns``."""
         return f"{PREFIX}-{self.maker}-{end.name.lower()}"
 
     def set_rate(self, rate: str) -> None:
@@ -100,7 +100,7 @@ class Link:
                 yield
             finally:
                 _call("setns", home.fileno(), _CLONE_NEWNS)
-                os.chdir(folder)  # it took us to the root
+                os.chdir(folder)  # setns took us to the root
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def open_link(rate: str) -> Iterator[Link]:
 
 
 def remove_leftovers() -> list[str]:
-    """Links of runs that have ended are gone, with what ran in them. Returns the names of their namespaces."""
+    """Removes links of runs that have ended, and kills the processes in them. Returns the namespaces' names."""
     leftovers = [path.name for path in _NAMESPACES.glob(f"{PREFIX}-*") if not _is_running(_maker(path.name))]
     for name in leftovers:
         _remove(name)
@@ -194,6 +194,6 @@ def _set_namespace(fd: int) -> None:
 
 
 def _call(name: str, *arguments: int) -> None:
-    """A system call of the calling thread. ``os`` has these two from Python 3.12 on."""
+    """A system call of the calling thread. ``os`` has ``setns`` and ``unshare`` only from Python 3.12 on."""
     if getattr(_LIBC, name)(*arguments) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -1,4 +1,4 @@
-"""Who shall compute the last tokens that decode lacks: a prefill engine that pushes them, or decode itself?
+"""Compares two ways to get the missing tokens: a prefill engine pushes them, or decode computes them itself.
 
     .venv/bin/python -m benchmarks.local_prefill --write    about 6 minutes; docs/local-prefill.md
     .venv/bin/python -m benchmarks.local_prefill --quick    two lengths, two rounds, no page
@@ -45,19 +45,19 @@ _LEAST: Final = {Way.PUSHED: 0, Way.LOCAL: MAX_MIN_PUSH_TOKENS}
 _BUSY_TOKENS: Final = 2048
 _STREAM_PROMPT: Final = 64
 _STREAM_TOKENS: Final = 1500
-"""More than one turn takes: a stream is left when its turn is over."""
+"""More than a stream generates in one turn: the client leaves it when the turn is over."""
 _TOKENS_AHEAD: Final = 5
-"""A stream is in its stride then."""
+"""Tokens after which a stream counts as in its stride: it flows steadily."""
 _IN_STRIDE_S: Final = 60.0
 _AHEAD_S: Final = 0.4
-"""Nothing else is asked for so long, for the undisturbed step."""
+"""Time in which only the streams run, to measure the undisturbed step."""
 _AFTER_S: Final = 0.1
 _FAILURES: Final = (BenchmarkError, EngineDied, TimeoutError, OSError)
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What goes on while a request is asked."""
+    """Other work that goes on during a measured request."""
 
     num_streams: int = 0
     is_prefill_busy: bool = False
@@ -90,7 +90,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All that runs. One thread uses it."""
+    """The servers of one benchmark. One thread uses it."""
 
     prefill: Server
     routers: dict[Way, Server]
@@ -102,7 +102,7 @@ class Pool:
         return random.Random(next(self._seeds)).choices(range(100, 1000), k=num_tokens)
 
     def take(self, way: Way, cached: int, missing: int, beside: Beside) -> tuple[Sample, float | None]:
-        """One request, and an undisturbed step of the streams beside it."""
+        """Makes one request. Returns its sample, and the streams' undisturbed step (None without streams)."""
         prompt = self.prompt(cached)
         if cached:
             post(self.routers[way], completion_body(prompt + self.prompt(1), 1))
@@ -117,7 +117,7 @@ class Pool:
 
     @contextmanager
     def _going_on(self, way: Way, beside: Beside) -> Iterator[Callable[[], list[Streamed]]]:
-        """The streams, and prefill's other work. What is yielded ends the streams, and has their tokens."""
+        """Runs the streams, and prefill's other work. Yields a function that ends the streams and returns them."""
         is_over = threading.Event()
         with ThreadPoolExecutor(beside.num_streams + 1) as clients:
             body = completion_body(self.prompt(_STREAM_PROMPT), _STREAM_TOKENS)
@@ -138,7 +138,7 @@ class Pool:
 
 
 class _Pace:
-    """Counts the tokens of one stream, in its thread, and says when it is to be left."""
+    """Counts the tokens of one stream, in its thread, and says when the client is to leave the stream."""
 
     def __init__(self, is_over: threading.Event) -> None:
         self._is_over = is_over
@@ -152,10 +152,10 @@ class _Pace:
         return self._is_over.is_set()
 
     def wait_in_stride(self) -> None:
-        """Another thread waits.
+        """Waits until the stream is in its stride. Called by another thread than the stream's.
 
         Raises:
-            BenchmarkError: The stream does not flow.
+            BenchmarkError: The stream does not get there within ``_IN_STRIDE_S``.
         """
         if not self._is_in_stride.wait(_IN_STRIDE_S):
             raise BenchmarkError("a stream beside the request does not flow")
@@ -220,7 +220,7 @@ def _measure(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _run_round(pool: Pool, cached: int, missing: int, beside: Beside, number: int) -> Round:
-    """Who is first changes from round to round."""
+    """Takes both ways once. The way that comes first changes from round to round."""
     ways = list(Way) if number % 2 == 0 else list(reversed(Way))
     taken = {way: pool.take(way, cached, missing, beside) for way in ways}
     steps = [step_s for _, step_s in taken.values() if step_s is not None]

@@ -1,4 +1,4 @@
-"""What the samples of ``local_prefill.py`` say: waits of streams beside a request, rows and the table. Pure."""
+"""Figures from the samples of ``local_prefill.py``: waits of streams beside a request, rows of the table. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request, in seconds. ``longest_wait_s``: between two tokens of a stream beside it, mean over the streams."""
+    """One request. ``longest_wait_s``: the longest between two tokens of a stream beside it, mean over the streams."""
 
     ttft_s: float
     longest_wait_s: float | None
@@ -30,7 +30,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Both ways once. ``step_s``: between two tokens of a stream while nothing is asked; None without streams."""
+    """One request of each way. ``step_s``: time between two tokens of an undisturbed stream; None without streams."""
 
     samples: Mapping[Way, Sample]
     step_s: float | None
@@ -51,7 +51,7 @@ COLUMNS: Final = (
 
 
 def sample_of(asked: Streamed, streams: Sequence[Streamed]) -> Sample:
-    """The request, and what the streams waited while it had no token."""
+    """Time to first token of the request, and the longest waits of the streams before that token."""
     begun_at, ended_at = asked.begun_at, asked.token_times[0]
     waits = [longest_wait_s(one, begun_at, ended_at) for one in streams]
     return Sample(ended_at - begun_at, statistics.mean(waits) if waits else None)
@@ -67,7 +67,7 @@ def longest_wait_s(stream: Streamed, begun_at: float, ended_at: float) -> float:
 
 
 def median_wait_s(streams: Sequence[Streamed], begun_at: float, ended_at: float) -> float | None:
-    """Between two tokens that both came within these moments, over all streams; None if no two did."""
+    """The median time between two tokens that both came within these moments, over all streams; None if no two did."""
     waits = [
         after - before
         for one in streams

@@ -1,6 +1,6 @@
-"""Upstream's MooncakeConnector on a CPU, for ``ttft.py``: as it is, but for two calls that ask for an accelerator.
+"""Upstream's MooncakeConnector on a CPU, for ``ttft.py``: unchanged except for two calls that ask for an accelerator.
 
-Loaded by vLLM through ``kv_connector_module_path``. Source of truth: vLLM 0.32 ``kv_connector/v1/mooncake/
+vLLM loads it through ``kv_connector_module_path``. Source of truth: vLLM 0.32 ``kv_connector/v1/mooncake/
 mooncake_connector.py``: the worker asks for the current device and binds its sender threads to it.
 """
 

@@ -1,4 +1,4 @@
-"""One API server, one operator, this program as its users and kubelets; and what each phase of a run took."""
+"""One API server and one operator, and their users and kubelets, which this program plays. Takes snapshots of all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _QUIET_S: Final = 2.0
 
 @dataclass
 class Bench:
-    """All that runs. One event loop."""
+    """All parts of a running benchmark. One event loop."""
 
     user: KubeUser
     kube: HttpKube
@@ -61,19 +61,19 @@ class Bench:
         return Snapshot(time.monotonic(), usages, counts, self.user.num_writes)
 
     async def create_pools(self, names: Iterable[str]) -> None:
-        """One engine of each role in each, all of them Ready."""
+        """The pools exist with one engine of each role, and are Ready."""
         path = PDCLUSTER.path(NAMESPACE)
         await at_once(self.user.create(path, pool_document(name, self.router_port)) for name in names)
         await self._until_ready(names, generation=1)
 
     async def scale_pools(self, names: Iterable[str], engines: int) -> None:
-        """So many engines of each role in each, all of them Ready again."""
+        """Each pool has ``engines`` engines of each role, and is Ready again."""
         change = {"spec": {"roles": {role: {"replicas": engines} for role in ("prefill", "decode")}}}
         await at_once(self.user.merge(PDCLUSTER.path(NAMESPACE, name), change) for name in names)
         await self._until_ready(names, generation=2)
 
     async def until_quiet(self) -> None:
-        """The operator has written nothing for a while."""
+        """The operator has written nothing for ``_QUIET_S``."""
         before = -1
         async with asyncio.timeout(READY_LIMIT_S):
             while (now := (await self.operator.read_counts(self.session)).num_writes) != before:
@@ -81,7 +81,7 @@ class Bench:
                 await asyncio.sleep(_QUIET_S)
 
     async def versions(self) -> dict[str, str]:
-        """Of every PDCluster and everything that belongs to one: uid to resourceVersion. By lists, not by a cache."""
+        """The resourceVersion of every PDCluster and each of its children, by uid. Lists them anew, without a cache."""
         found: dict[str, str] = {}
         for kind in (PDCLUSTER, *WATCHED_CHILDREN):
             listed = await self.kube.list_metadata(kind, NAMESPACE)
@@ -91,14 +91,14 @@ class Bench:
     async def _until_ready(self, names: Iterable[str], generation: int) -> None:
         """
         Raises:
-            TimeoutError: Not all are within ``READY_LIMIT_S``.
+            TimeoutError: Not all of them are Ready within ``READY_LIMIT_S``.
         """
         async with asyncio.timeout(READY_LIMIT_S):
             await asyncio.gather(*(self.clusters.expect(name, lambda one: is_ready(one, generation)) for name in names))
 
 
 def is_ready(cluster: Object, generation: int) -> bool:
-    """And for this generation of its spec."""
+    """Whether it is Ready for this generation of its spec."""
     status = cluster.get("status") or {}
     truths = {one["type"]: one["status"] for one in status.get("conditions", ())}
     return truths.get("Ready") == "True" and status.get("observedGeneration") == generation
@@ -113,7 +113,7 @@ def pool_document(name: str, router_port: int) -> Object:
 
 
 async def at_once(work: Iterable[Awaitable[Any]]) -> None:
-    """All of it, ``AT_ONCE`` at a time, in order."""
+    """Awaits all of ``work``, ``AT_ONCE`` at a time, begun in order."""
     left = iter(work)
 
     async def go_on() -> None:
@@ -157,7 +157,7 @@ def open_kube(session: aiohttp.ClientSession, url: str) -> HttpKube:
 
 @asynccontextmanager
 async def _in_background(*works: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """They run, and end with the block; one that fails ends the block."""
+    """``works`` run until the block ends. A work that fails ends the block."""
     async with asyncio.TaskGroup() as tasks:
         running = [tasks.create_task(_run(work)) for work in works]
         yield
@@ -172,7 +172,7 @@ async def _run(work: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def _running_stub() -> AsyncIterator[int]:
-    """The port of what stands for every pool's routers: it says at once that the transfer works."""
+    """A stub of every pool's routers runs, which says at once that the transfer works. Yields its port."""
 
     async def verify(request: web.Request) -> web.Response:
         await request.read()

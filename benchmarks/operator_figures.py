@@ -1,4 +1,4 @@
-"""What the operator's metrics, the kernel and the watches say of a run of ``operator_scale``, and its tables. Pure."""
+"""Figures and tables of ``operator_scale``, from the operator's metrics, the kernel and watches. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.figures import format_table, percentile
 
 READS: Final = frozenset({"get", "list", "watch"})
 LEASES: Final = "leases"
-"""The leader says every two seconds that it lives; that is no work on any object."""
+"""The leader renews its Lease every two seconds; these calls are no work on any object."""
 OPERATOR: Final = "operator"
 PROTOTYPE_S: Final = 4.7
 PROTOTYPE_MIB: Final = 84.0 * 1e6 / 2**20
@@ -27,7 +27,7 @@ _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One kind of call to the API server. ``status``: of the answer; 0: none."""
+    """One kind of call to the API server. ``status``: of the answer, or 0 if no answer came."""
 
     verb: str
     resource: str
@@ -35,19 +35,19 @@ class Call:
 
     @property
     def is_write(self) -> bool:
-        """A write of work: not the Lease's."""
+        """Whether it writes, and not to the Lease."""
         return self.verb not in READS and self.resource != LEASES
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Since the operator's start, or (``minus``) within a phase. ``runs``: looks at objects, by how they ended."""
+    """Counts since the operator's start, or (``minus``) within a phase. ``runs``: looks, by how they ended."""
 
     calls: Counter[Call] = field(default_factory=Counter)
     runs: Counter[str] = field(default_factory=Counter)
 
     def minus(self, earlier: Counts) -> Counts:
-        """Example: 7 patches now, 5 earlier → 2."""
+        """The growth of each count since ``earlier``. Example: 7 patches now, 5 earlier → 2."""
         return Counts(self.calls - earlier.calls, self.runs - earlier.runs)
 
     @property
@@ -56,11 +56,11 @@ class Counts:
 
     @property
     def num_writes(self) -> int:
-        """Answered or not, the Lease's left out."""
+        """All writes, answered or not, except those to the Lease."""
         return sum(number for call, number in self.calls.items() if call.is_write)
 
     def by_verb(self) -> Counter[str]:
-        """The Lease's left out."""
+        """Number of calls by verb, without calls about the Lease."""
         found: Counter[str] = Counter()
         for call, number in self.calls.items():
             found[call.verb] += 0 if call.resource == LEASES else number
@@ -68,7 +68,7 @@ class Counts:
 
 
 def parse_counts(page: str) -> Counts:
-    """From the operator's ``/metrics``: Prometheus' text format, whole numbers."""
+    """Reads the page of the operator's ``/metrics``: Prometheus' text format, whole numbers."""
     counts = Counts()
     for line in map(_LINE.fullmatch, page.splitlines()):
         labels = dict(_LABEL.findall(line["labels"])) if line else {}
@@ -81,7 +81,7 @@ def parse_counts(page: str) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one process. ``cpu_s``: since its start, or within a phase; memory at the moment, and most so far."""
+    """One process. ``cpu_s``: since its start, or within a phase. ``peak_mib``: since its start."""
 
     cpu_s: float
     resident_mib: float
@@ -93,7 +93,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``at``: seconds, steady. ``usages``: by process. ``by_hand``: writes of this program, kubelet and user."""
+    """``at``: monotonic seconds. ``usages``: by process. ``by_hand``: writes of this program as kubelet and user."""
 
     at: float
     usages: Mapping[str, Usage]
@@ -103,7 +103,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What happened between two snapshots."""
+    """The differences between two snapshots."""
 
     name: str
     seconds: float
@@ -119,20 +119,23 @@ def phase_between(name: str, before: Snapshot, after: Snapshot) -> Phase:
 
 
 def own_share(phases: Sequence[Phase]) -> float:
-    """Of the CPU seconds of all processes, what the program that plays users and kubelets took: 0 to 1."""
+    """This program's share (0 to 1) of all processes' CPU seconds. It plays users and kubelets."""
     own = sum(phase.usages["this program"].cpu_s for phase in phases)
     return own / sum(usage.cpu_s for phase in phases for usage in phase.usages.values())
 
 
 def num_changed(before: Mapping[str, str], after: Mapping[str, str]) -> int:
-    """Objects that are new, gone or of another version; by uid. Example: a: 1, b: 1 and a: 2, c: 1 → 3."""
+    """Number of objects that are new, gone or of another version. Both arguments are versions by uid.
+
+    Example: a: 1, b: 1 and a: 2, c: 1 → 3.
+    """
     return len({uid for uid, _ in before.items() ^ after.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """Of one pod's change, in seconds from before the write that made it: until a watch of pods showed it, and until a
-    watch of PDClusters showed a status that counts it. On a busy machine the second may come first."""
+    """How long one pod's change took to be seen, in seconds from before its write. ``pod_s``: by a watch of pods;
+    ``status_s``: in a status, by a watch of PDClusters. On a busy machine the status may be seen first."""
 
     pod_s: float
     status_s: float
@@ -140,7 +143,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Bare:
-    """The same children by the same client, in a loop."""
+    """A loop that writes the same children by the same client, without an operator."""
 
     num_objects: int
     seconds: float
@@ -152,7 +155,7 @@ class Bare:
 
 
 def format_phases(phases: Sequence[Phase]) -> str:
-    """Seconds, memory and who used the processors."""
+    """A table of each phase's seconds, memory, and CPU seconds of each process."""
     others = [who for who in phases[0].usages if who != OPERATOR]
     columns = ["phase", "seconds", "operator CPU s", "memory MiB", "peak MiB", *(f"{who} CPU s" for who in others)]
     rows = []
@@ -165,7 +168,7 @@ def format_phases(phases: Sequence[Phase]) -> str:
 
 
 def format_calls(phases: Sequence[Phase]) -> str:
-    """Calls by verb, with how many of them one look makes on average."""
+    """A table of each phase's calls by verb, in all and per look."""
     verbs = sorted({verb for phase in phases for verb in phase.counts.by_verb()})
     columns = ["phase", "looks", "out of date or failed", *(f"{verb} (per look)" for verb in verbs), "writes by hand"]
     rows = []
@@ -178,7 +181,7 @@ def format_calls(phases: Sequence[Phase]) -> str:
 
 
 def format_lags(lags: Iterable[Lag]) -> str:
-    """Milliseconds. At least one lag."""
+    """A table in milliseconds. At least one lag."""
     taken = list(lags)
     told = {
         "pod's change until a watch of pods shows it": [lag.pod_s for lag in taken],
@@ -191,7 +194,7 @@ def format_lags(lags: Iterable[Lag]) -> str:
 
 
 def format_references(bare: Bare, first: Phase) -> str:
-    """The first phase beside the bare loop and the prototype."""
+    """A table that compares the first phase with the bare loop and the prototype."""
     own = first.usages[OPERATOR]
     all_writes = first.counts.num_writes + first.by_hand
     rows = [
@@ -214,5 +217,5 @@ def format_references(bare: Bare, first: Phase) -> str:
 
 
 def _beside(ours: float, theirs: float) -> tuple[str, str]:
-    """Example: 6 beside 4 → "4.0" and "1.50"."""
+    """Their figure, and ours divided by it. Example: 6 beside 4 → "4.0" and "1.50"."""
     return f"{theirs:.0f}" if theirs >= 100 else f"{theirs:.1f}", f"{ours / theirs:.2f}"

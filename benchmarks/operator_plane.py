@@ -3,8 +3,8 @@
     etcd <- kube-apiserver <- operator: the chart's ServiceAccount, rights and arguments
                            <- this program: user and kubelet, as administrator
 
-Controllers rest (SIGSTOP): their client is limited to 20 writes a second, so a run would measure them. What they would
-do for Deployments ``kubelet`` does; EndpointSlices, ReplicaSets and garbage collection are missing.
+The controller manager is stopped (SIGSTOP): its client is limited to 20 writes a second, so a run would measure it.
+``kubelet.py`` does its work for Deployments. EndpointSlices, ReplicaSets and garbage collection are missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _POLL_S: Final = 0.1
 
 @contextmanager
 def running_plane(folder: Path) -> Iterator[ControlPlane]:
-    """Without controllers. ``folder``: empty."""
+    """A control plane runs whose controller manager is stopped. ``folder``: empty."""
     with ControlPlane(find_binaries(os.environ), folder) as plane:
         os.kill(plane.pids()["controller-manager"], signal.SIGSTOP)
         yield plane
@@ -53,12 +53,12 @@ def make_namespace(plane: ControlPlane, name: str) -> None:
 
 
 def admin_access(plane: ControlPlane, folder: Path) -> KubeAccess:
-    """The administrator's, as the operator's sessions take it."""
+    """The administrator's access, in the form that the operator's sessions take."""
     return KubeAccess(plane.url, plane.ca_file, _private_file(folder / "admin-token", plane.admin.token))
 
 
 def install_chart(plane: ControlPlane) -> None:
-    """CRDs, ServiceAccount and rights of the default chart; its Deployment is the process that we start."""
+    """CRDs, ServiceAccount and rights of the default chart; ``OperatorProcess`` stands in for its Deployment."""
     apply_crds(plane.admin)
     wait_established(plane.admin)
     make_namespace(plane, NAMESPACE)
@@ -69,10 +69,10 @@ def install_chart(plane: ControlPlane) -> None:
 
 
 class OperatorProcess:
-    """The operator, from the chart's Deployment. Its owner kills it."""
+    """The operator, with the arguments of the chart's Deployment. The owner of this object kills it."""
 
     def __init__(self, plane: ControlPlane, folder: Path, router_port: int) -> None:
-        """It starts. ``install_chart`` was called. ``router_port``: where routers are asked to verify."""
+        """Starts the operator. ``install_chart`` comes before. ``router_port``: where it asks routers to verify."""
         pod = next(one for one in objects("default") if one["kind"] == "Deployment")["spec"]["template"]["spec"]
         token = plane.token_for(NAMESPACE, pod["serviceAccountName"])
         where = [
@@ -80,10 +80,10 @@ class OperatorProcess:
             f"--kube-ca-file={plane.ca_file}",
             f"--kube-token-file={_private_file(folder / 'operator-token', token)}",
             "--host=127.0.0.1",
-            "--port=0",  # the last one counts
+            "--port=0",  # the last --port counts
         ]
         program = str(Path(__file__).with_name("service_names.py"))
-        # -P: this folder is no place to look for modules.
+        # -P: Python looks for no modules in this folder.
         command = [sys.executable, "-P", program, f"--router-port={router_port}", *pod["containers"][0]["args"], *where]
         self._child = Child(command, folder / "operator.log")
 
@@ -94,8 +94,8 @@ class OperatorProcess:
     async def wait_until_leading(self, session: aiohttp.ClientSession) -> None:
         """
         Raises:
-            TimeoutError: It does not lead within ``START_LIMIT_S``.
-            ChildError: It has ended.
+            TimeoutError: The operator does not lead within ``START_LIMIT_S``.
+            ChildError: Its process has ended.
         """
         async with asyncio.timeout(START_LIMIT_S):
             while not await self._leads(session):
@@ -127,7 +127,7 @@ class OperatorProcess:
 
 
 def read_usage(pid: int) -> Usage:
-    """What the kernel says of a process. Source of truth: proc(5)."""
+    """CPU time and memory of a process. Source of truth: proc(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     resident, peak = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
@@ -135,7 +135,7 @@ def read_usage(pid: int) -> Usage:
 
 
 def _path_of(one: dict[str, Any]) -> str:
-    """Of all objects of its kind; the kinds of ``_MADE_BY_CHART`` have regular plurals."""
+    """The path of all objects of its kind. All kinds of ``_MADE_BY_CHART`` have regular plurals."""
     version, namespace = one["apiVersion"], one["metadata"].get("namespace")
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     return f"{root}{f'/namespaces/{namespace}' if namespace else ''}/{one['kind'].lower()}s"

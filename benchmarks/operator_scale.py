@@ -1,4 +1,4 @@
-"""What the operator takes for hundreds of PDClusters, on a real API server: seconds, memory, CPU, calls, lag.
+"""Measures the operator with hundreds of PDClusters on a real API server: seconds, memory, CPU, calls, lag.
 
     .venv/bin/python -m benchmarks.operator_scale --write          500 PDClusters, 5,000 engines; docs/operator-scale.md
     .venv/bin/python -m benchmarks.operator_scale --quick          10 PDClusters, some seconds
@@ -62,15 +62,15 @@ from pdcluster_operator.core.seen.observed import Observed
 from pdcluster_operator.http_kube import HttpKube
 
 ENGINES: Final = 5
-"""Of each role, from *scale* on."""
+"""Engines of each role, from *scale* on."""
 
 _CLUSTER_S: Final = 0.25
-"""Create, scale and bare loop, for the estimate only."""
+"""Time of each PDCluster in *create*, *scale* and the bare loop together. For the estimate only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``seconds``: of *at rest* and of *churn*, each. ``pace``: changes of each engine in a minute of *churn*."""
+    """``seconds``: the length of *at rest*, and of *churn*. ``pace``: changes of each engine in a minute of *churn*."""
 
     clusters: int
     seconds: float
@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def num_changes(self) -> int:
-        """In *churn*. Even: each engine that goes comes back."""
+        """Changes in *churn*: an even number, because each engine that goes down comes up again."""
         return 2 * round(self.clusters * ENGINES * self.pace * self.seconds / 60)
 
     @property
@@ -100,7 +100,7 @@ QUICK: Final = Plan(clusters=10, seconds=4.0, pace=6.0)
 
 @dataclass
 class Report:
-    """``num_touched``: objects that were another version after *at rest*. ``num_missed``: changes without a status."""
+    """``num_touched``: objects that *at rest* left with another version. ``num_missed``: changes without a status."""
 
     plan: Plan
     bare: Bare
@@ -116,7 +116,7 @@ class Report:
         return self.plan.num_changes - len(self.lags) - self.num_missed
 
     def faults(self) -> list[str]:
-        """What must not be."""
+        """A message for each thing that must not happen and did."""
         writes = self.phases["at rest"].counts.num_writes
         told = {
             f"{writes} writes at rest": writes,
@@ -143,7 +143,7 @@ def main(plan: Plan, *, write: bool) -> int:
 
 
 async def measure(plan: Plan, folder: Path) -> Report:
-    """Everything. ``folder``: empty; logs are left there."""
+    """Runs the bare loop and all phases. ``folder``: empty; logs are left there."""
     for name in ("bare", "whole"):
         (folder / name).mkdir()
     bare = await measure_bare(plan, folder / "bare")
@@ -161,7 +161,7 @@ async def measure(plan: Plan, folder: Path) -> Report:
 
 
 async def measure_bare(plan: Plan, folder: Path) -> Bare:
-    """Every child of every PDCluster, applied or created by the operator's client without an operator."""
+    """The operator's client applies or creates every child of every PDCluster, without an operator."""
     with running_plane(folder) as plane:
         make_namespace(plane, NAMESPACE)
         async with open_session(admin_access(plane, folder)) as session:
@@ -173,7 +173,7 @@ async def measure_bare(plan: Plan, folder: Path) -> Bare:
 
 
 def first_children(document: Object) -> tuple[Child, ...]:
-    """What the operator makes of a PDCluster that is new."""
+    """The children that the operator makes for a new PDCluster."""
     metadata = {**document["metadata"], "uid": f"uid-of-{document['metadata']['name']}", "generation": 1}
     cluster = PDCluster.from_wire({**document, "metadata": metadata})
     pool = pool_of(cluster, "pdcluster:1")
@@ -223,7 +223,7 @@ def format_report(report: Report) -> str:
 
 
 def _words() -> str:
-    """Of this program, without its command lines."""
+    """The words of this file's docstring, without its first line and its command lines."""
     return (__doc__ or "").split("\n\n", 2)[2].strip()
 
 

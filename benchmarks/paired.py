@@ -1,4 +1,4 @@
-"""Two checkouts side by side: does the newer one cost more? Each runs its own programs, in turns; no page.
+"""Compares the costs of two checkouts side by side. Each runs its own programs, in turns; no page.
 
     .venv/bin/python -m benchmarks.paired OLDER NEWER                 about 8 minutes; both are installed
     .venv/bin/python -m benchmarks.paired OLDER NEWER --parts starts --turns 1
@@ -7,9 +7,9 @@
     hook      benchmarks/save_kv_layer.py of each checkout, with fewer steps
     starts    this checkout's benchmarks/starts.py, with each checkout's Python and sources
 
-In each turn both checkouts run each part once; who is first changes from turn to turn. The ratio is newer over older
-in the same turn: median (least..most). The figures *straight* and *without connector* touch nothing of either checkout:
-their ratio is the machine's own noise.
+In each turn both checkouts run each part once; the checkout that is first changes from turn to turn. The ratio is newer
+over older in the same turn: median (least..most). The figures *straight* and *without connector* use no product code of
+a checkout: their ratio is the machine's own noise.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.figures import format_table, ratios, times
 
 COLUMNS: Final = ("part", "figure", "older", "newer", "newer / older")
 _LIMIT_S: Final = 300.0
-"""For one part of one checkout."""
+"""The limit of one run of one part in one checkout."""
 _STARTS: Final = Path(__file__).with_name("starts.py")
 _NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -42,7 +42,7 @@ class PairError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``words``: after the checkout's Python; ``read``: its output to figures by name; ``turns``: by default."""
+    """``words``: arguments of the checkout's Python; ``read``: turns output into figures; ``turns``: the default."""
 
     words: tuple[str, ...]
     read: Callable[[str], Figures]
@@ -50,7 +50,7 @@ class Part:
 
 
 def read_router(output: str) -> Figures:
-    """Of the table of ``router.py``: the rate of the direct way, and what the router adds to it."""
+    """Reads the table of ``router.py``: rates of all ways, and the latency and CPU time that the router adds."""
     found: dict[str, float] = {}
     for connections, way, rate, p50, _, _, added, cpu in _rows(output, 8):
         case = f"{way}, {connections} connections"
@@ -64,7 +64,7 @@ def read_router(output: str) -> Figures:
 
 
 def read_hook(output: str) -> Figures:
-    """Of the table of ``save_kv_layer.py``."""
+    """Reads the table of ``save_kv_layer.py``."""
     found: dict[str, float] = {}
     for requests, step, layer, _, reference, _ in _rows(output.replace("|", " "), 6):
         found[f"{requests} requests: us a step"] = float(step)
@@ -74,7 +74,7 @@ def read_hook(output: str) -> Figures:
 
 
 def read_starts(output: str) -> Figures:
-    """Of the table of ``starts.py``."""
+    """Reads the table of ``starts.py``."""
     found: dict[str, float] = {}
     for part, seconds, cpu, mib in _rows(output, 4):
         found |= {f"{part}: seconds": float(seconds), f"{part}: CPU s": float(cpu), f"{part}: MiB": float(mib)}
@@ -82,7 +82,7 @@ def read_starts(output: str) -> Figures:
 
 
 _FEWER_STEPS: Final = "from benchmarks import save_kv_layer as program; program.STEPS = 4; program.main()"
-"""An older checkout has no flag for it."""
+"""An older checkout has no flag for the number of steps."""
 PARTS: Final = {
     "router": Part(("benchmarks/router.py", "--seconds", "3"), read_router, 3),
     "hook": Part(("-c", _FEWER_STEPS), read_hook, 3),
@@ -99,13 +99,13 @@ def compare(part: str, older: Sequence[Figures], newer: Sequence[Figures]) -> It
 
 
 def run(part: Part, checkout: Path) -> Figures:
-    """What the part's program printed in this checkout. Waits.
+    """Runs the part's program in this checkout, and returns its figures. Waits.
 
     Raises:
-        PairError: It failed, took too long, or printed no figure.
+        PairError: The program failed, took too long, or printed no figure.
     """
     command = [str(checkout / ".venv/bin/python"), *part.words]
-    env = {**os.environ, "PYTHONPATH": str(checkout)}  # ``benchmarks`` is this checkout's own
+    env = {**os.environ, "PYTHONPATH": str(checkout)}  # so that it imports ``benchmarks`` from ``checkout``
     try:
         done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=_LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _in_turns(part: Part, older: Path, newer: Path, turns: int) -> tuple[list[Figures], list[Figures]]:
-    """The figures of both. Each run is told on stderr, so a run that is cut short has told something."""
+    """The figures of both. Prints each run's to stderr at once, so that they are not lost if a later run fails."""
     taken: dict[Path, list[Figures]] = {older: [], newer: []}
     for turn in range(turns):
         for checkout in (older, newer) if turn % 2 == 0 else (newer, older):
@@ -142,7 +142,7 @@ def _in_turns(part: Part, older: Path, newer: Path, turns: int) -> tuple[list[Fi
 
 
 def _rows(output: str, columns: int) -> Iterator[list[str]]:
-    """Lines of so many words, all of them numbers but for the first two."""
+    """The lines of ``columns`` words, of which all but the first two are numbers."""
     for line in output.splitlines():
         words = line.split()
         if len(words) == columns and all(_NUMBER.fullmatch(word) for word in words[2:]):

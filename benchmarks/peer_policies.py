@@ -1,8 +1,8 @@
-"""How peers choose an engine, by their sources and with their defaults: for the comparison on traces.
+"""The policies of other routers, by their sources and with their defaults, for the comparison on traces.
 
-Each is written anew from what its source does, over the trace's blocks instead of text or tokens: what they know of a
-prompt is exact here. Left out is what the model has not: several models, ranks, memory of hosts, and that a peer's
-figures of an engine are up to a second old.
+Each policy is written anew after its source. It compares the trace's blocks instead of text or tokens, so it knows a
+prompt exactly. Some things are left out because ``pool_model.py`` does not have them: several models, ranks, memory of
+hosts, and that a router's figures of an engine are up to a second old.
 
 ===============  ==============================================================================================
 cache-aware      sglang-router 0.3.2 and vllm-router 0.1.17 for both roles, ``cache_aware.rs``: a tree of the text
@@ -11,11 +11,12 @@ consistent-hash  vllm-router 0.1.17, ``consistent_hash.rs``: a ring with 160 poi
                  header, else by the whole request.
 endpoint-picker  The Inference Extension's endpoint picker, which llm-d uses, ``prefix/plugin.go``: of the prefix 3, of
                  the queue 2, of memory in use 2; at most 256 blocks of 16 tokens of a prompt are compared.
-aibrix           ``pd_disaggregation.go``: the one with the fewest requests where another has over 16 more; else for
-                 prefill ten times what is missing in the prefix, and requests (``pd/prefill_scorer.go``), and for
-                 decode requests (``pd/decode_scorer.go``, whose share of throughput is left out).
-dynamo           ``selector/default.rs`` with events of the engines' caches: blocks to compute, those that wait
-                 included, and blocks in use. Decode by blocks in use alone, as with prefill apart.
+aibrix           ``pd_disaggregation.go``: the engine with the fewest requests if another has over 16 more. Else for
+                 prefill the least sum of requests and ten times the missing share of the prefix
+                 (``pd/prefill_scorer.go``); for decode the fewest requests (``pd/decode_scorer.go``, without its
+                 share of throughput).
+dynamo           ``selector/default.rs`` with events of the engines' caches: the fewest blocks to compute (waiting
+                 ones included) and blocks in use. For decode blocks in use alone.
 ===============  ==============================================================================================
 """
 
@@ -36,7 +37,7 @@ _MATCH_THRESHOLD: Final = 0.3
 _BALANCE_MORE: Final = 64
 _BALANCE_TIMES: Final = 1.5
 _TREE_BLOCKS: Final = (1 << 26) // (4 * BLOCK_TOKENS)
-"""Of one engine in a tree of 2^26 characters, four to a token."""
+"""Blocks of one engine in a tree of 2^26 characters, four to a token."""
 _POINTS: Final = 160
 _AIBRIX_SPREAD: Final = 16
 _PICKER_BLOCKS: Final = 256 * 16 // BLOCK_TOKENS
@@ -46,7 +47,7 @@ _ENGINE_TOKENS: Final = CACHE_BLOCKS * BLOCK_TOKENS
 
 @dataclass
 class Sent:
-    """What a router remembers to have sent to each engine, the newest blocks."""
+    """The blocks that a router has sent to each engine, as far as it remembers: the newest ``num_blocks``."""
 
     num_blocks: int
     of_engine: dict[str, PrefixCache] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class Sent:
 
 
 class CacheAware:
-    """Of sglang-router, and of vllm-router where ``knows_sessions``."""
+    """The policy of sglang-router, or with ``knows_sessions`` that of vllm-router."""
 
     def __init__(self, *, knows_sessions: bool) -> None:
         self._sent = {role: Sent(_TREE_BLOCKS) for role in Role}
@@ -96,7 +97,7 @@ class CacheAware:
 
 
 class ConsistentHash:
-    """Of vllm-router."""
+    """The policy of vllm-router."""
 
     def __init__(self) -> None:
         self._rings: dict[tuple[str, ...], list[tuple[int, int]]] = {}
@@ -116,7 +117,7 @@ def _ring(urls: tuple[str, ...]) -> list[tuple[int, int]]:
 
 
 class EndpointPicker:
-    """Of the Inference Extension, as in llm-d's guides."""
+    """The policy of the Inference Extension, as in llm-d's guides."""
 
     def __init__(self) -> None:
         self._sent = {role: Sent(_PICKER_MEMORY) for role in Role}
@@ -144,7 +145,7 @@ def _emptiness(queue: int, queues: Sequence[int]) -> float:
 
 
 class Aibrix:
-    """Its ``prefix_cache`` for prefill, and the fewest requests for decode."""
+    """Aibrix's ``prefix_cache`` for prefill, and the fewest requests for decode."""
 
     def __init__(self) -> None:
         self._sent = Sent(_TREE_BLOCKS)
@@ -167,7 +168,7 @@ class Aibrix:
 
 
 class Dynamo:
-    """With events: it knows what each engine's cache really has."""
+    """Dynamo with events of the caches: it knows what each engine's cache really holds."""
 
     def __call__(
         self, role: Role, asked: Asked, engines: Sequence[ModelEngine], *, now: float, chance: Callable[[], float]
@@ -182,7 +183,7 @@ class Dynamo:
 
 
 def named_session(asked: Asked) -> bytes:
-    """The value of the header ``x-session-id``; empty where there is none."""
+    """The value of the header ``x-session-id``; empty if it is not there."""
     _, found, rest = asked.request.headers.partition(b"x-session-id: ")
     return rest.partition(b"\r\n")[0] if found else b""
 
@@ -199,4 +200,4 @@ PEERS: Final[dict[str, Callable[[], Router]]] = {
     "aibrix": Aibrix,
     "dynamo": Dynamo,
 }
-"""By name. Called, each is a router that knows nothing yet."""
+"""By name: a function that makes a router without any memory."""

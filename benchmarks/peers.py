@@ -1,4 +1,4 @@
-"""Upstream's connectors on CPU, as they run there. Both push or pull after prefill."""
+"""Starts engines with upstream's connectors on CPU. Both transfer KV after prefill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SETUP: Final = ".venv/bin/uv pip install --no-deps --require-hashes -r requirem
 
 
 def start_mooncake(far: Starter, near: Starter) -> MooncakeFront:
-    """Upstream's MooncakeConnector, over TCP."""
+    """Starts one prefill and one decode engine with upstream's MooncakeConnector, over TCP."""
     bootstrap = far.free_port()
     prefill = far.start_peer(
         PoolRole.PREFILL,
@@ -32,7 +32,7 @@ def start_mooncake(far: Starter, near: Starter) -> MooncakeFront:
 
 
 def start_nixl(far: Starter, near: Starter) -> NixlFront:
-    """Upstream's NixlConnector, over UCX's TCP.
+    """Starts one prefill and one decode engine with upstream's NixlConnector, over UCX's TCP.
 
     Raises:
         BenchmarkError: NIXL is not installed.

@@ -1,10 +1,10 @@
-"""What the choice of an engine costs with 2, 16 and 256 engines, side by side in one run.
+"""Measures the cost of choosing an engine from 2, 16 and 256 engines, side by side in one run.
 
     .venv/bin/python -m benchmarks.placement
 
 Microseconds of processor time for one choice, by policy: *well* among engines that answer, *failed* among engines that
 have all failed a request lately, so that each load must be worked out anew, *first* when the engines have just changed,
-so that affinity knows no homes. Then what affinity costs once for each request: to find out which conversation it is.
+so that affinity knows no homes. Then the cost that affinity has once for each request: to find out its conversation.
 The cost must not grow with the engines.
 """
 
@@ -40,7 +40,7 @@ class Engine:
 
 
 def cost_us(work: Callable[[], object], times: int = _NUM_CHOICES, rounds: int = 5) -> float:
-    """Of one call, the least of the rounds."""
+    """Microseconds of processor time for one call of ``work``: the least of the rounds."""
     seconds = []
     for _ in range(rounds):
         began = time.process_time()
@@ -51,13 +51,13 @@ def cost_us(work: Callable[[], object], times: int = _NUM_CHOICES, rounds: int =
 
 
 def choice(choose: Chooser[Engine], requests: list[RequestFacts]) -> Callable[[], Engine]:
-    """One choice for one request after the other."""
+    """A function that makes one choice; each call takes the next request."""
     following = cycle(requests)
     return lambda: choose(next(following), now=1.0, chance=random.random)
 
 
 def requests() -> list[RequestFacts]:
-    """Of several conversations, each known by its number already."""
+    """One request for each of many conversations, whose numbers are known already."""
     body = parse_body(b"{}")
     return [RequestFacts(b"", b"", body, "", [number * 7919]) for number in range(_NUM_CONVERSATIONS)]
 

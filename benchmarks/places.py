@@ -1,9 +1,9 @@
-"""Where the processes of a benchmark live: this machine, or the two ends of a ``link.py`` link.
+"""The places in which a benchmark's processes live: this machine, or the two ends of a ``link.py`` link.
 
 prefill's place                       decode's place (and the client's)
   loopback, or End.A   ---- link ----   loopback, or End.B
 
-And one plain TCP stream between both: what a push is measured against.
+It also measures one plain TCP stream between both, with which a push is compared.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Final
 from benchmarks.link import End, Link, open_link
 
 LINKS: Final = {"loopback": "loopback", "1gbit": "1 Gbit/s", "2gbit": "2 Gbit/s"}
-"""What ``--links`` takes and how tables name it; all but loopback are tc's spelling of a rate."""
+"""The values of ``--links``, and their names in tables. All but loopback are rates in tc's spelling."""
 _LOOPBACK: Final = "127.0.0.1"
 
 Inside = Callable[[], AbstractContextManager[None]]
-"""Makes a context in which sockets belong to one place."""
+"""Makes a context in which sockets or processes belong to one place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where processes live: their address as seen by the other place, what they listen on, how to start them there."""
+    """Where processes live. ``host``: their address for the other place; ``bind_host``: the address they listen on."""
 
     host: str
     bind_host: str
     device: str
     """Network device by which the other place is reached."""
     inside: Inside
-    """For sockets."""
+    """Context in which to open sockets."""
     starting: Inside
-    """For processes."""
+    """Context in which to start processes."""
 
 
 LOCAL: Final = Place(_LOOPBACK, _LOOPBACK, "lo", nullcontext, nullcontext)
@@ -53,14 +53,14 @@ class Places:
 
     @property
     def path(self) -> StreamPath:
-        """For a plain stream along the way that KV takes."""
+        """The path of a plain stream that goes the same way as KV."""
         return StreamPath(self.decode.host, self.prefill.inside, self.decode.inside)
 
     def set_rate(self, name: str) -> None:
         """The link has this rate from now on; loopback has none.
 
         Raises:
-            LinkError: tc refuses.
+            LinkError: tc refuses the rate.
         """
         if self.link is not None:
             self.link.set_rate(name)
@@ -68,7 +68,7 @@ class Places:
 
 @contextmanager
 def open_places(link: str) -> Iterator[Places]:
-    """Both places of one of ``LINKS``. At the end the link is gone, with what still runs in it.
+    """Both places of ``link``, one of ``LINKS``. At the end the link is removed, and the processes in it are killed.
 
     Raises:
         LinkError: We are not root, iproute2 is missing, or the kernel cannot do it.
@@ -81,7 +81,7 @@ def open_places(link: str) -> Iterator[Places]:
 
 
 def free_port() -> int:
-    """A loopback port that no process listens on now, in the place that this is called in."""
+    """A loopback port that no process listens on now, in the caller's place."""
     with socket.socket() as probe:
         probe.bind((_LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -89,7 +89,7 @@ def free_port() -> int:
 
 
 def share_places(links: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Links that can share their processes: those between namespaces differ in their rate only."""
+    """Groups of links that can share processes: links between namespaces differ in their rate only."""
     slow = tuple(link for link in links if link != "loopback")
     if "loopback" in links:
         yield ("loopback",)
@@ -107,7 +107,7 @@ _TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class StreamPath:
-    """From where to where: ``host`` is the receiver's address, reachable from inside the sender's place."""
+    """The two ends of a stream. ``host``: the receiver's address, which the sender's place can reach."""
 
     host: str
     sender: Inside
@@ -115,7 +115,7 @@ class StreamPath:
 
 
 def measure_bandwidth(path: StreamPath, num_bytes: int) -> float:
-    """Bytes per second of one stream of ``num_bytes``, from the first byte sent to the receiver's word that all came.
+    """Bytes per second of one stream of ``num_bytes``, from its first byte until the receiver confirms the last.
 
     Waits at most 30 s for each step.
 
@@ -126,7 +126,7 @@ def measure_bandwidth(path: StreamPath, num_bytes: int) -> float:
 
 
 def send_evenly(path: StreamPath, num_bytes: int, seconds: float) -> None:
-    """One stream of ``num_bytes`` has been sent, spread over ``seconds``, or slower where the link is.
+    """Sends one stream of ``num_bytes``, spread over ``seconds``, or slower if the link is slower.
 
     Waits and raises as ``measure_bandwidth``.
     """

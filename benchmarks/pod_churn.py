@@ -1,8 +1,8 @@
-"""Pods that come and go under the operator's eyes, and how long each change takes to get into a status.
+"""Changes pods while the operator runs, and measures how long each change takes to get into a status.
 
-A touch takes one ready engine of one PDCluster down and brings it, or another one in its place, up again: two changes.
-Touches begin at a steady pace, whatever is still under way; each PDCluster has one at a time, so that every status says
-which change it is about. Every tenth touch is a deletion, the others are readiness that flips.
+A touch takes one ready engine of one PDCluster down, and brings it or a replacement up again: two changes. Touches
+begin at a steady pace, even while others are under way. Each PDCluster has one touch at a time, so that a status shows
+one change. One touch in ten, at random, deletes the pod; the others flip its readiness.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from benchmarks.operator_figures import Lag
 from pdcluster_protocol.labels import Role
 
 LIMIT_S: Final = 30.0
-"""A change that status does not show by then is missed."""
+"""A change that status does not show within this time is missed."""
 DELETED_SHARE: Final = 0.1
 _LATE_S: Final = LIMIT_S
-"""A touch that would begin later than this after the end is left out, and its changes are missing in the report. One
-that is only late is made: the phase then takes longer than planned, which its seconds say."""
+"""A touch that would begin later than this after the planned end is left out; the report says that changes are missing.
+A touch that is less late is made, so the phase takes longer than planned."""
 _REST_S: Final = 0.5
-"""Seconds that a pod is down, beside the time until status says so."""
+"""Seconds that a pod stays down after status has shown it."""
 
 
 @dataclass(slots=True)
 class Churn:
-    """What came of it. One task owns it. ``pods``: a watch of pods; ``clusters``: one of PDClusters."""
+    """Makes the changes, and keeps their lags. One task owns it. ``pods``, ``clusters``: what their watches show."""
 
     kubelet: Kubelet
     pods: Board
@@ -41,7 +41,7 @@ class Churn:
     num_missed: int = 0
 
     async def run(self, names: Iterable[str], *, seconds: float, num_changes: int) -> None:
-        """So many changes to these PDClusters' engines, or fewer when none is free in time."""
+        """Makes ``num_changes`` changes to these PDClusters' engines, or fewer if no PDCluster is free in time."""
         idle: asyncio.Queue[str] = asyncio.Queue()
         for name in names:
             idle.put_nowait(name)
@@ -71,7 +71,7 @@ class Churn:
         idle.put_nowait(cluster)
 
     async def _change(self, cluster: str, role: Role, pod: str, num_ready: int, change: Awaitable[None]) -> None:
-        """Carry it out, and see it through. ``num_ready``: what status says afterwards, and does not say yet."""
+        """Awaits ``change`` and notes its lag. ``num_ready``: what status shows afterwards, and not before."""
         loop = asyncio.get_running_loop()
         in_pod = self.pods.expect_next(pod)
         in_status = self.clusters.expect(cluster, lambda body: _num_ready(body, role) == num_ready)

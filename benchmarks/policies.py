@@ -1,13 +1,13 @@
-"""What each policy preserves of prefix caches, and how even it is, on generated traces: no engine, no clock.
+"""Compares policies on generated traces: use of prefix caches, and how evenly work is spread. No engine, no clock.
 
     .venv/bin/python -m benchmarks.policies [--seed 1] [--engines 4 16] [--trace agents ...] [--policy affinity ...]
 
-The policies, loads, breakers and bodies are the router's own; the engines are a model in ``benchmarks/pool_model.py``,
-the traces ``benchmarks/traces.py`` makes. Each policy meets the same requests at the same virtual times. What peers
-would choose is in ``benchmarks/peer_policies.py``; the breakers that keep them from broken engines are ours.
+The policies, loads, breakers and bodies are the router's own. ``benchmarks/pool_model.py`` models the engines, and
+``benchmarks/traces.py`` makes the traces. Each policy gets the same requests at the same virtual times. The policies of
+other routers are in ``benchmarks/peer_policies.py``; our breakers keep them, too, from broken engines.
 
 *hit*: tokens of prompts that were in the engine's prefix cache, in per cent. The oracle is one prefill engine with the
-memory of all: no placement finds more there. *max/mean*: work of the busiest engine. *wait*: from a request to the end
+memory of all: no placement hits more. *max/mean*: work of the busiest engine. *wait*: from a request to the end
 of its prefill, as a ratio to that of least-tokens.
 """
 
@@ -31,7 +31,7 @@ from pdcluster_router.services import POLICIES
 
 
 def by_chance(engines: Sequence[E], _: Tally | None = None, /) -> Chooser[E]:
-    """Any of them: what a balancer does that knows nothing."""
+    """Chooses at random, like a load balancer that knows nothing."""
 
     def choose(_: RequestFacts, /, *, now: float, chance: Callable[[], float]) -> E:
         return engines[int(chance() * len(engines))]

@@ -4,7 +4,7 @@
                      |                                                     |
                      +--- answer, at its own pace, many at a time <--------+
 
-A prefill engine's load is what is pushed, as in ``requests/legs.py``; decode's is prompt and answer.
+As in ``requests/legs.py``, the load of a prefill engine is the missing tokens, and that of decode is prompt and answer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pdcluster_router.core.engines.placement import Chooser, Policy, usable
 PREFILL_TOKENS_PER_S: Final = 20_000.0
 ANSWER_TOKEN_S: Final = 0.02
 FAILURE_S: Final = 0.005
-"""A broken engine says so at once."""
+"""How fast a broken engine answers with an error."""
 CACHE_BLOCKS: Final = 6_000
-"""Of one engine: 768,000 tokens."""
+"""Size of one engine's cache: 768,000 tokens."""
 _MOST_TRIES: Final = 3
 
 
@@ -41,7 +41,7 @@ class PrefixCache:
         self._blocks: OrderedDict[Block, None] = OrderedDict()
 
     def hit(self, blocks: Sequence[Block]) -> int:
-        """Tokens of the longest beginning that is there."""
+        """Number of tokens in the longest beginning of ``blocks`` that is in the cache."""
         num = 0
         for block in blocks:
             if block not in self._blocks:
@@ -50,7 +50,7 @@ class PrefixCache:
         return num * BLOCK_TOKENS
 
     def keep(self, blocks: Sequence[Block]) -> None:
-        """From the end to the beginning, as vLLM frees them: a beginning outlives what follows it."""
+        """Keeps the last block first, as vLLM frees them: a prompt's beginning stays longer than its end."""
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -69,7 +69,7 @@ class ModelEngine:
     breaker: Breaker = field(default_factory=Breaker)
     cache: PrefixCache = field(default_factory=lambda: PrefixCache(CACHE_BLOCKS))
     num_running: int = 0
-    """Requests that it has: for prefill until it is done, for decode until the answer's end."""
+    """Requests that it has: a prefill engine until prefill is done, a decode engine until the answer's end."""
     free_at: float = 0.0
     work_tokens: int = 0
     revision: str = ""
@@ -96,7 +96,7 @@ class Router(Protocol):
 
 
 class OurRouter:
-    """A policy of the product, asked anew where the engines have changed."""
+    """One of our policies. It makes a new chooser when the engines have changed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -167,7 +167,7 @@ class Pool:
         self._at(ends_at, lambda _: self._answered(decode, asked, num_tokens))
 
     def _placed(self, role: Role, asked: Asked, num_tokens: int, now: float) -> tuple[ModelEngine, float]:
-        """An engine that takes it, and what was lost at those that did not."""
+        """The engine that takes the request, and the seconds lost at engines that failed it."""
         tried: list[ModelEngine] = []
         while True:
             engine = self._choose(role, asked, tried, now)
@@ -205,13 +205,13 @@ class Pool:
         heapq.heappush(self._events, (when, next(self._numbers), happen))
 
     def _balance(self, role: Role) -> float:
-        """Work of the busiest engine that is whole, divided by the mean of those."""
+        """Work of the busiest engine over the mean work; broken engines do not count."""
         work = [engine.work_tokens for engine in self.engines[role] if not engine.is_broken]
         return max(work) * len(work) / max(1, sum(work))
 
 
 def oracle_hits(trace: Sequence[Asked], num_engines: int) -> int:
-    """Tokens that one engine with the memory of all would have had, of prompts alone, as prefill engines have."""
+    """Prompt tokens that one engine with the memory of all would find cached. It keeps prompts, and no answers."""
     cache = PrefixCache(CACHE_BLOCKS * num_engines)
     num_hit = 0
     for asked in trace:

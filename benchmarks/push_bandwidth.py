@@ -1,4 +1,4 @@
-"""How fast our connector pushes beside the link itself, and what its lanes cost, for any TP.
+"""Measures the bandwidth of our connector's push beside that of the link, and the cost of its lanes, for any TP.
 
     .venv/bin/python -m benchmarks.push_bandwidth --write   all of it, about 10 minutes; docs/push-bandwidth.{md,png}
     .venv/bin/python -m benchmarks.push_bandwidth --quick   loopback, TP 1→1 and 2→1, two rounds, half a minute
@@ -33,7 +33,7 @@ TOKENS: Final = 2048
 BLOCK_SIZES: Final = (16, 128)
 TPS: Final = (Tp(1, 1), Tp(2, 1), Tp(1, 2), Tp(4, 2))
 _SPARE: Final = 2
-"""How much larger the pool is than the request, so that scattered blocks have holes between them."""
+"""Size of the pool over that of the request, so that scattered blocks have holes between them."""
 _SEED: Final = 5
 _START_S: Final = 4.0
 _TRANSFER_S: Final = {"loopback": 0.15, "1gbit": 1.15, "2gbit": 0.6}
@@ -42,7 +42,7 @@ _TRANSFER_S: Final = {"loopback": 0.15, "1gbit": 1.15, "2gbit": 0.6}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured. ``links``: keys of ``LINKS``."""
+    """The cases to measure. ``links``: keys of ``LINKS``."""
 
     links: tuple[str, ...]
     tps: tuple[Tp, ...]
@@ -94,7 +94,7 @@ def _measure_ranks(places: Places, links: Sequence[str], plan: Plan, tp: Tp, blo
 
 
 def _run_rounds(ranks: RankProcesses, placement: Placement, count: int) -> Iterator[dict[Way, Moved]]:
-    """All ways in every round, in turning order. One round more than asked for goes before: it opens connections."""
+    """Takes all ways in every round, in rotating order. One more round goes before these, which opens connections."""
     ways = list(Way)
     for number in range(-1, count):
         turn = number % len(ways)

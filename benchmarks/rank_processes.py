@@ -3,10 +3,10 @@
     parent --- pipe ---> prefill rank 0..P-1     our rank, a bare Mooncake engine and a socket for each link
            --- pipe ---> decode rank 0..D-1      our rank, a bare Mooncake engine and a listening socket
 
-All ways to move a request's bytes use the same processes, the same memory and the same links, so that they can be
-compared in turn. Before each transfer prefill's blocks get new bytes and decode's are wiped; after it decode compares
-every byte (``kv_content.py``). Both are outside of the clock. A message that does not come within ``_REPLY_S`` ends the
-run.
+All ways to move a request's bytes use the same processes, the same memory and the same links, and take turns, so that
+their figures can be compared. Before each transfer prefill's blocks get new bytes and decode's are wiped; after it
+decode compares every byte (``kv_content.py``). Neither is timed. A message that does not come within ``_REPLY_S`` ends
+the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from pdcluster_protocol.params import SideChannelAddress
 
 _REPLY_S: Final = 180.0
 _LOOK_S: Final = 0.0005
-"""How often decode's forward thread asks what has come: half of vLLM's own step when it waits for KV."""
+"""Interval at which decode's forward thread asks what has come: half of vLLM's own step while it waits for KV."""
 _DRIVER_PREFIX: Final = {Way.CONNECTOR: "pdcluster-lane"}
 
 
@@ -56,7 +56,7 @@ class Tp:
 
 @dataclass(frozen=True, slots=True)
 class DecodePort:
-    """How one decode rank is reached, by our connector and by the references."""
+    """The addresses of one decode rank, for our connector and for the references."""
 
     address: SideChannelAddress
     target: ReferenceTarget
@@ -80,7 +80,7 @@ class Moved:
     num_bytes: int
     cost: Cost
     num_batches: int = 0
-    """What our lanes took from their queues, over all layers; a reference has none."""
+    """Batches that our lanes took from their queues, over all layers; 0 for a reference."""
 
 
 @dataclass(slots=True)
@@ -92,13 +92,13 @@ class RankProcesses:
     senders: list[Connection] = field(default_factory=list)
     receivers: list[Connection] = field(default_factory=list)
     pids: dict[str, int] = field(default_factory=dict)
-    """By what each process is."""
+    """Process ids by role and rank, such as "decode 0"."""
 
     def move(self, way: Way, requests: Sequence[Request]) -> Moved:
-        """All KV of ``requests`` is in decode's memory, every byte compared, unless ``way`` writes no blocks.
+        """Moves all KV of ``requests`` into decode's memory, and compares every byte if ``way`` writes blocks.
 
         Raises:
-            RankError: It is not.
+            RankError: A rank failed or did not answer, or bytes are wrong.
         """
         self._refill(requests)
         moved = self._move(way, requests)
@@ -107,11 +107,11 @@ class RankProcesses:
         return moved
 
     def trim(self) -> None:
-        """Every rank's process has given back to the kernel what its allocator holds free."""
+        """Every rank's process has given its allocator's free memory back to the kernel."""
         _ask([*self.senders, *self.receivers], ("trim",))
 
     def _refill(self, requests: Sequence[Request]) -> None:
-        """Prefill's blocks have new bytes, decode's have none of them."""
+        """Prefill's blocks have new bytes, and decode's have zeros."""
         _tell(self.receivers, ("wipe", tuple(requests)))
         _ask(self.senders, ("fill", tuple(requests)))
         _hear(self.receivers)
@@ -136,13 +136,13 @@ class RankProcesses:
 
 @contextmanager
 def start_ranks(places: Places, shape: KvShape, tp: Tp, trace_file: str = "") -> Iterator[RankProcesses]:
-    """All ranks run; killed at the end.
+    """All ranks run. They are killed at the end.
 
     Raises:
         RankError: One of them did not start.
     """
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # Mooncake's start alone is a page for each rank
-    resource_tracker.ensure_running()  # or the first child would start it in its own namespace
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # else each rank prints a page as Mooncake starts
+    resource_tracker.ensure_running()  # else the first child would start the tracker in its own namespace
     with ExitStack() as stack:
         ranks = RankProcesses(shape, tp)
         for rank in range(tp.decode):
@@ -163,7 +163,7 @@ def _start(stack: ExitStack, place: Place, serve: Callable[..., None], own: tupl
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, place.host, *own), daemon=True)
-    with place.starting():  # a child lives where it was started
+    with place.starting():  # a child lives in the place in which it is started
         process.start()
     stack.callback(process.join, 10)
     stack.callback(process.kill)
@@ -208,7 +208,7 @@ def _serve_decode(pipe: Connection, host: str, shape: KvShape, tp: TpRank) -> No
 def _obey_decode(
     end: DecodeEnd, words: KvWords, tp: TpRank, command: tuple[Any, ...]
 ) -> float | str | RankError | None:
-    """The answer to ``command``; None when it is only done."""
+    """Carries out ``command``, and returns its answer; None if there is nothing to say."""
     match command:
         case ("await", names):
             return _await_all(end, names)
@@ -225,7 +225,7 @@ def _obey_decode(
 
 
 def _await_all(end: DecodeEnd, names: Sequence[str]) -> float | RankError:
-    """When the last of them came (monotonic seconds)."""
+    """Waits for all requests. Returns when the last one came, in monotonic seconds."""
     waiting = set(names)
     while waiting:
         ended = end.take_ended()
@@ -271,7 +271,7 @@ def _send(
     way: Way,
     requests: Sequence[Request],
 ) -> Sent:
-    """Only this is under the clock."""
+    """One transfer by ``way``. Only this function's time is measured."""
     prefix = _DRIVER_PREFIX.get(way, References.DRIVER_PREFIX)
     num_batches, before, begun = end.num_batches, cost_so_far(prefix), time.monotonic()
     if way is Way.CONNECTOR:
@@ -293,7 +293,7 @@ def _trim() -> None:
 
 
 def _push(end: PrefillEnd, requests: Sequence[Request], addresses: tuple[SideChannelAddress, ...]) -> None:
-    """One forward pass, and the steps after it until every block may be freed."""
+    """Runs one forward pass, then steps until every block may be freed."""
     end.forward(requests, addresses)
     names = tuple(request.name for request in requests)
     free = end.release(names)
@@ -303,7 +303,7 @@ def _push(end: PrefillEnd, requests: Sequence[Request], addresses: tuple[SideCha
 
 
 def thread_seconds(name_prefix: str) -> float:
-    """Processor seconds so far of this process's Python threads whose names begin so: ``schedstat`` of proc(5)."""
+    """Processor seconds so far of this process's Python threads whose names begin with ``name_prefix`` (proc(5))."""
     tids = [thread.native_id for thread in threading.enumerate() if thread.name.startswith(name_prefix)]
     return sum(_task_seconds(Path(f"/proc/self/task/{tid}")) for tid in tids if tid is not None)
 
@@ -323,7 +323,7 @@ class Cost:
 
 
 def cost_so_far(driver_prefix: str) -> Cost:
-    """Of this process. Drivers that have ended are not in it any more."""
+    """The cost of this process so far. Driver threads that have ended no longer count in ``drivers``."""
     return Cost(thread_seconds(driver_prefix), time.process_time())
 
 

@@ -1,7 +1,7 @@
 """Prefill and decode ranks without vLLM: real side channel, real Mooncake, plain memory as KV cache.
 
-The one file of the benchmarks that knows how a rank is built and what its forward thread calls. Everything else speaks
-of ``KvShape``, block tables and names.
+Only this file of the rank benchmarks knows how a rank is built and what its forward thread calls. Its users pass
+``KvShape``, block tables and names.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 DEADLINE_MS: Final = 30_000
-"""Decode remembers an ended transfer until then: far above any transfer, far below a soak."""
+"""Decode remembers an ended transfer for this time: much longer than a transfer takes, much shorter than a soak."""
 _PAGE_BYTES: Final = 4096
 _DECODE: Final = EngineId("decode")
 _LIFE: Final = BootId("one life")
-"""Of the prefill engine."""
+"""The boot id of the prefill engine."""
 _SECRET: Final = load_secret({SECRET_VARIABLE: "the secret of the benchmarks"}, host="0.0.0.0")
 
 
 class Cache:
-    """One rank's KV memory: anonymous, every page touched."""
+    """One rank's KV memory: anonymous memory of which every page has been touched."""
 
     device_type = "cpu"
     views: tuple[torch.Tensor, ...]
-    """As ``Memory.views``."""
+    """One tensor for each layer, as in ``Memory.views``."""
 
     def __init__(self, shape: KvShape, tp_size: int) -> None:
         self.shape = shape
@@ -60,7 +60,7 @@ class Cache:
         self.views = tuple(layer.view(pages) for layer in layers)
 
     def layout(self, rank: int) -> RankLayout:
-        """Of rank ``rank``: one region for each layer."""
+        """The layout of rank ``rank``: one region for each layer."""
         shape, block_bytes = self.shape, self.shape.block_bytes(self.tp_size)
         regions = tuple(
             RegionLayout(
@@ -87,21 +87,21 @@ class Request:
     prefill_blocks: BlockTable
     decode_blocks: BlockTable
     check: ContentCheck = ContentCheck.OFF
-    """How much of its content is compared."""
+    """How much of the request's content is compared."""
 
 
 class _SavedLayer:
-    """On CPU a layer is final when the hook is called."""
+    """The event of a saved layer. On CPU a layer is final when the hook is called."""
 
     def query(self) -> bool:
-        """Always: see ``CpuDevice``."""
+        """Always True: see ``CpuDevice``."""
         return True
 
 
 class CountingDevice(CpuDevice):
-    """Counts the batches that a rank's lanes take: ``WriteQueue`` asks whether a layer is done before it takes one.
+    """Counts the batches that a rank's lanes take: ``WriteQueue`` asks whether a layer is done before it takes a batch.
 
-    On CPU the answer is always yes, so each batch is asked for once. Gathered strips have events too: not counted.
+    On CPU the answer is always yes, so the queue asks once for each batch. Events of gathered strips do not count.
     """
 
     def __init__(self) -> None:
@@ -127,9 +127,9 @@ class PrefillEnd:
 
     @property
     def num_batches(self) -> int:
-        """What the rank's lanes have taken from their queues so far: at best one for each layer, step and lane.
+        """Batches that the rank's lanes have taken so far: at best one for each layer, step and lane.
 
-        Counted by a ``CountingDevice`` only.
+        0 unless ``device`` is a ``CountingDevice``.
         """
         return self.device.num_batches if isinstance(self.device, CountingDevice) else 0
 
@@ -139,7 +139,7 @@ class PrefillEnd:
         decode: tuple[SideChannelAddress, ...],
         compute: Callable[[int], object] = lambda _layer: None,
     ) -> None:
-        """One forward pass that completes ``requests``; each layer is what ``compute`` does. Waits for no network."""
+        """One forward pass that completes ``requests``. Calls ``compute`` for each layer. Waits for no network."""
         worker = self.rank.worker
         worker.begin_step(PrefillStep(_LIFE, tuple(_slice_of(request, self.shape, decode) for request in requests)))
         for layer, name in enumerate(self.shape.layer_names()):
@@ -148,7 +148,7 @@ class PrefillEnd:
         worker.end_step()
 
     def release(self, names: Sequence[str]) -> set[str]:
-        """vLLM has ended ``names``; whose blocks are not read any more, each told once."""
+        """Says that vLLM has ended ``names``. Returns requests whose blocks are no longer read, each one once."""
         return set(self.rank.worker.finished(map(RequestId, names)))
 
     def close(self) -> None:
@@ -176,11 +176,11 @@ class DecodeEnd:
         self.rank.worker.begin_step(DecodeStep(cancels=(Cancel(RequestId(name), reason),)))
 
     def take_lost(self) -> dict[str, str]:
-        """Requests of which an attempt was given up since the last call, and why."""
+        """Requests that lost an attempt since the last call, and why."""
         return {lost.request_id: lost.reason for lost in self.rank.worker.losses()}
 
     def take_ended(self) -> dict[str, bool]:
-        """Requests whose wait has ended since the last call, and whether their KV is here."""
+        """Requests whose wait has ended since the last call, and whether their KV has come."""
         receipts = self.rank.worker.receipts()
         return {name: name not in receipts.failed for name in receipts.ended}
 
@@ -197,7 +197,7 @@ def open_prefill(
     device: Device | None = None,
     timing: PushTiming = PushTiming.LAYERWISE,
 ) -> PrefillEnd:
-    """A prefill rank over ``cache`` that pushes from ``host``. ``device``: of the cache; None: a CPU that counts.
+    """A prefill rank over ``cache`` that pushes from ``host``. ``device``: the cache's; None: ``CountingDevice``.
 
     Raises:
         ConfigError: The transport cannot start.

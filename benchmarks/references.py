@@ -1,10 +1,10 @@
-"""Other ways to move the same bytes between the same two memories: what our push is measured against.
+"""Other ways to move the same bytes between the same two memories, with which our push is compared.
 
-    blocking         Mooncake's ``batch_transfer_sync_write``, one call for all ranges of a link: what the peers do
-    submit and poll  one ``transfer_submit_write`` a range, the oldest looked at every 0.3 ms
+    blocking         Mooncake's ``batch_transfer_sync_write``, one call for all ranges of a link, as peers do it
+    submit and poll  one ``transfer_submit_write`` a range; the oldest one's status is read every 0.3 ms
     socket           one plain TCP stream a link
 
-Each link has a thread of its own, as it has a lane.
+Each link has a thread of its own, as with our connector it has a lane.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _POLL_S: Final = 0.0003
 _CHUNK_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 60.0
 _NUM_BYTES: Final = 8
-"""Before each stream's bytes: how many they are."""
-# Mooncake's 2,048 in flight count for all threads together; more are refused.
+"""Length of the header before a transfer's bytes, which holds their number."""
+# Mooncake refuses more than 2,048 transfers in flight, counted over all threads.
 _LIFTED_LIMIT: Final = {"MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER": "65535"}
 
 Link = tuple[TpRank, TpRank]
@@ -45,7 +45,7 @@ class Way(Enum):
 
     @property
     def writes_blocks(self) -> bool:
-        """Whether the bytes end in the request's blocks. The plain socket's end anywhere: nothing to compare."""
+        """Whether the bytes end in the request's blocks. A plain socket's bytes end anywhere."""
         return self is not Way.SOCKET
 
 
@@ -54,7 +54,7 @@ REFERENCES: Final = tuple(way for way in Way if way is not Way.CONNECTOR)
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTarget:
-    """How the references reach one decode rank: Mooncake session, where its memory begins, and a plain port."""
+    """How the references reach one decode rank: its Mooncake session, its memory's address, and a plain socket."""
 
     session: str
     address: int
@@ -63,7 +63,7 @@ class ReferenceTarget:
 
 
 def open_target(cache: Cache, host: str) -> ReferenceTarget:
-    """The memory can be written to by all references, as long as this process lives."""
+    """All references can write to the memory of ``cache`` as long as this process lives."""
     engine = _start_engine(cache, host)
     _KEPT.append(engine)
     listener = socket.create_server((host, 0))
@@ -72,7 +72,7 @@ def open_target(cache: Cache, host: str) -> ReferenceTarget:
 
 
 class References:
-    """One prefill rank's. One thread uses it."""
+    """The references of one prefill rank. One thread uses it."""
 
     DRIVER_PREFIX: ClassVar[str] = "reference"
 
@@ -86,7 +86,7 @@ class References:
         self._drivers = ThreadPoolExecutor(len(targets), thread_name_prefix=self.DRIVER_PREFIX)
 
     def send(self, way: Way, requests: Sequence[Request]) -> None:
-        """All links' bytes have arrived. Waits for them."""
+        """Moves the requests' bytes over all links. Waits until all have arrived."""
         write = {Way.POLL: self._poll, Way.BLOCKING: self._block, Way.SOCKET: self._stream}[way]
         plans = {link: self._plan(link, requests) for link in self._targets}
         for done in [self._drivers.submit(write, link, rows) for link, rows in plans.items()]:
@@ -114,7 +114,7 @@ class References:
                 time.sleep(_POLL_S)
 
     def _stream(self, link: Link, rows: Sequence[Range]) -> None:
-        """As many bytes as the ranges have, in one piece: no reference to the blocks' places."""
+        """Sends as many bytes as the ranges have, in one stream. They have nothing to do with the blocks' places."""
         stream, total = self._streams[link], sum(row.num_bytes for row in rows)
         stream.sendall(total.to_bytes(_NUM_BYTES))
         memory = memoryview(self._cache.memory)
@@ -125,7 +125,7 @@ class References:
 
 
 _KEPT: Final[list[Any]] = []
-"""Engines of this process: one that nobody holds would close."""
+"""Keeps this process's Mooncake engines, which would close without a reference."""
 
 
 def _start_engine(cache: Cache, host: str) -> Any:
@@ -146,7 +146,7 @@ def _accept_all(listener: socket.socket, cache: Cache) -> None:
 
 
 def _receive_all(stream: socket.socket, memory: memoryview) -> None:
-    """Transfer after transfer, each with its size first and a byte as the answer."""
+    """Receives one transfer after the other: its size, then its bytes. Answers each with one byte."""
     with stream:
         while header := stream.recv(_NUM_BYTES, socket.MSG_WAITALL):
             total, got = int.from_bytes(header), 0

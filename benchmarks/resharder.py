@@ -1,4 +1,4 @@
-"""What the resharder costs and saves: writes per layer with and without it, and its time against a copy of the bytes.
+"""Measures the resharder: writes per layer with and without it, and its time against a copy of the same bytes.
 
 Four prefill ranks on one machine, gloo on loopback: the ratios show the work, not the speed of a real link between
 devices. ``memcpy``: each rank copies as many bytes as it stages, all at once. ``all-to-all``: the same splits alone.
@@ -34,7 +34,7 @@ class Case:
     num_requests: int
 
     def items(self) -> list[ReshardItem]:
-        """Blocks in any order on both sides: the worst case for joining."""
+        """Requests with random block tables on both sides: the worst case for joining."""
         random, each = np.random.default_rng(1), PROMPT_TOKENS // BLOCK_TOKENS
         tables = [random.permutation(np.arange(1, self.num_requests * each + 1)).tolist() for _ in range(2)]
         return [
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one rank and one layer, medians in seconds."""
+    """Costs of one rank and one layer. Times are seconds: medians, but ``plan_s``, which is taken once."""
 
     plan_s: float
     exchange_s: float
@@ -143,14 +143,14 @@ def _writes(turn: Round, items: Sequence[ReshardItem], case: Case) -> int:
 
 
 def _direct_writes(turn: Round) -> int:
-    """One for each token and decode rank, of all tokens of this rank's heads."""
+    """Writes without the resharder: one for each token and decode rank, over all tokens of this rank's heads."""
     tokens = [gather.pieces for exchange in turn.regions for gather in exchange.gathers]
     tokens += [copy.pieces for exchange in turn.regions for copy in exchange.copies]
     return sum(len(pieces.tokens) * pieces.piece_tokens for pieces in tokens)
 
 
 def run(cases: Sequence[Case], repeats: int) -> list[list[Cost]]:
-    """The costs of each rank."""
+    """Measures all cases. Returns the costs by rank, then by case."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed"])
     with tempfile.TemporaryDirectory() as folder:

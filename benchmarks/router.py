@@ -1,11 +1,11 @@
-"""What the router costs: requests/s and latency through it and straight to the decode engine, side by side in one run.
+"""Measures the router's cost: requests/s and latency through it and straight to decode, side by side in one run.
 
     .venv/bin/python benchmarks/router.py [--seconds 3] [--connections 64]
 
 Fake engines run in one process, the router in another, the load comes from this one. All three share the
 machine's cores, so read the ratios, not the numbers. Three ways: *straight* (client to decode, no hand-over),
 *local* (through the router, decode prefills: one hop), *pair* (through the router with reservation and prefill).
-With ``--tls CERT KEY`` also both through another router that speaks TLS to clients, on connections that are kept.
+With ``--tls CERT KEY`` *local* and *pair* also go through another router, which speaks TLS on kept connections.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Parser = httptools.HttpRequestParser | httptools.HttpResponseParser
 
 
 class Peer(asyncio.Protocol):
-    """An HTTP connection of a fake engine, or of one that calls: whole messages go to ``on_message``."""
+    """One HTTP connection, of a server or of a client. Calls ``on_message`` with each whole message's body."""
 
     def __init__(self, make_parser: Callable[[object], Parser], on_message: Callable[[Peer, bytes], None]) -> None:
         self.parser: Parser = make_parser(self)
@@ -66,7 +66,7 @@ class Peer(asyncio.Protocol):
 
 
 class FakeEngines:
-    """Answers at once, but keeps the decode-first contract: reservation first, answer after the outcome."""
+    """Engines without a model that keep the decode-first contract: decode reserves, and answers after the outcome."""
 
     def __init__(self) -> None:
         self._idle: list[Peer] = []
@@ -83,7 +83,7 @@ class FakeEngines:
             task.add_done_callback(lambda done: done.result())
 
     def answer(self, peer: Peer) -> None:
-        """The request of this connection is answered."""
+        """Answers the request of this connection."""
         peer.transport.write(ANSWER)
 
     async def _connect(self, peer: Peer, params: dict[str, object]) -> None:
@@ -128,7 +128,7 @@ def _reservation(params: dict[str, object]) -> Reservation:
 
 
 def request_bytes(path: str, body: bytes, lines: str = "") -> bytes:
-    """A POST. ``lines``: more headers, each with its end."""
+    """A POST request. ``lines``: more header lines, each with its line end."""
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
     return f"{head}{lines}\r\n".encode() + body
 
@@ -142,7 +142,7 @@ class Result:
 
 
 async def load(url: str, body: bytes, num_connections: int, seconds: float) -> Result:
-    """Every connection sends its next request when it has its answer."""
+    """Every connection sends its next request as soon as the last one is answered."""
     scheme, _, address = url.partition("://")
     host, _, port = address.partition(":")
     tls = ssl._create_unverified_context() if scheme == "https" else None
@@ -184,7 +184,7 @@ async def load(url: str, body: bytes, num_connections: int, seconds: float) -> R
 
 
 async def serve(engines: FakeEngines) -> None:
-    """Says its URL, and serves for ever."""
+    """Prints its URL, and serves for ever."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Peer(httptools.HttpRequestParser, engines.serve), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
@@ -192,7 +192,7 @@ async def serve(engines: FakeEngines) -> None:
 
 
 def spawn(*args: str) -> tuple[subprocess.Popen[bytes], str]:
-    """A child and the URL that its first line ends with."""
+    """Starts a child. Returns it, and the URL at the end of its first line."""
     child = subprocess.Popen([sys.executable, *args], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert child.stdout is not None
     return child, child.stdout.readline().decode().split()[-1]
@@ -205,7 +205,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def compare(engine: str, routers: dict[str, tuple[str, int]], num_connections: int, seconds: float) -> None:
-    """``routers``: URL and process of each, by what a way through it is called behind its own name."""
+    """Measures all ways, and prints the table. ``routers``: URL and process id, by the suffix of their ways' names."""
     ways = {"straight": (engine, LOCAL, os.getpid())}
     for name, (url, pid) in routers.items():
         ways |= {f"local{name}": (url, LOCAL, pid), f"pair{name}": (url, PAIR, pid)}
@@ -238,7 +238,7 @@ def main() -> None:
     tls = (" tls", ["--tls-cert", given.tls[0], "--tls-key", given.tls[1]]) if given.tls else None
     children, routers, engine_url = [], {}, ""
     try:
-        for name, flags in filter(None, (("", []), tls)):  # Engines each: they keep connections to their router.
+        for name, flags in filter(None, (("", []), tls)):  # Engines keep connections to their router.
             engines, engine_url = spawn(__file__, "--engines")
             urls = ["--prefill", engine_url, "--decode", engine_url, "--port", "0"]
             router, router_url = spawn("-m", "pdcluster_router", *urls, *flags)

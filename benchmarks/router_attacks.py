@@ -1,15 +1,15 @@
-"""What rude clients cost the others: streams, memory and the event loop of a router while it is attacked.
+"""Measures what attacks by some clients cost the others: streams, memory and the event loop of the attacked router.
 
     .venv/bin/python -m benchmarks.router_attacks [--streams 100] [--senders 4] [--nice -10] [ATTACK ...]
 
-For each attack: a fresh router with fake engines, ``--streams`` clients in a process of their own that get an event
-every 100 ms, one client that asks for ``/health`` without a pause, and, after ``WINDOW_S`` without it, the attack from
-``--senders`` threads again and again for as long. Prints a table in Markdown. *gap*: the longest between two events of
-any stream, without the attack and with it; *stall*: the longest that the router computed between a question for its
-health and the answer, which other load on the machine does not change; *no core*: the longest that it was ready to
-run meanwhile and the machine gave it no core; *growth*: the most memory above what the router had before; *kept*: what
-of it is left one second after the last attacker has gone; *whole* and *broken*: streams; *unhealthy*: how often the
-router took an engine for dead.
+Each attack gets a fresh router with fake engines, and ``--streams`` clients in a process of their own, which get an
+event every 100 ms. After ``WINDOW_S`` in peace, ``--senders`` threads repeat the attack for ``WINDOW_S``, while one
+more client asks for ``/health`` every 2 ms. Prints a table in Markdown:
+
+    gap              without the attack and with it, the longest time between two events of any stream
+    stall, no core   the longest CPU time of the router, and wait for a core, while a health question is open
+    growth, kept     the most memory above what the router had before; the part left a second after the last attacker
+    whole, broken, unhealthy    streams that ended so; how often the router took an engine for dead
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WINDOW_S: Final = 2.0
 
 
 def request(path: str, body: bytes = b"", *lines: str, length: int | None = None) -> bytes:
-    """A POST. ``length``: what it says of its body, where that is not the truth; -1: nothing."""
+    """A POST request. ``length``: a false content-length; -1: no content-length."""
     num_bytes = len(body) if length is None else length
     framing = [] if num_bytes < 0 else [f"content-length: {num_bytes}"]
     head = [f"POST {path} HTTP/1.1", "host: a", "content-type: application/json", *framing, *lines]
@@ -56,18 +56,18 @@ CHUNKED: Final = request(PATH, b"", "transfer-encoding: chunked", length=-1)
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """``send`` does it from one thread, given the router's address."""
+    """``send`` attacks once, from the calling thread; it gets the router's address."""
 
     what: str
     send: Callable[[tuple[str, int]], None]
     is_internal: bool = False
-    """Whether it goes to the port for engines, the operator and monitoring."""
+    """Whether it attacks the internal port."""
     is_crowd: bool = False
-    """Whether it is many connections already: one sender is enough."""
+    """Whether one sender already opens many connections; then only one sender attacks."""
 
 
 def flood(first: bytes, more: Iterable[bytes] = (), linger_s: float = 2.0) -> Callable[[tuple[str, int]], None]:
-    """Send all of it on one connection, or as much as is taken; then wait for an answer."""
+    """An attack that sends all parts on one connection, as far as the router takes them, then waits for an answer."""
 
     def send(router: tuple[str, int]) -> None:
         with socket.create_connection(router) as client, suppress(OSError):
@@ -80,7 +80,7 @@ def flood(first: bytes, more: Iterable[bytes] = (), linger_s: float = 2.0) -> Ca
 
 
 def hold_connections(num: int, begun: bytes) -> Callable[[tuple[str, int]], None]:
-    """Many connections, each with half a head."""
+    """An attack that holds ``num`` connections for 2 s, each with ``begun`` as the beginning of a request."""
 
     def send(router: tuple[str, int]) -> None:
         held: list[socket.socket] = []
@@ -96,7 +96,7 @@ def hold_connections(num: int, begun: bytes) -> Callable[[tuple[str, int]], None
 
 
 def whole_at_once(num: int, num_bytes: int) -> Callable[[tuple[str, int]], None]:
-    """Bodies that all get their last byte at the same moment; the clients do not wait for answers."""
+    """An attack by bodies that all get their last byte at the same moment; the clients do not wait for answers."""
     raw = request(PATH, b'{"prompt":[' + b"1," * (num_bytes // 2) + b"1]}")
 
     def send(router: tuple[str, int]) -> None:
@@ -115,7 +115,7 @@ def whole_at_once(num: int, num_bytes: int) -> Callable[[tuple[str, int]], None]
 
 
 def many_bodies(num: int, num_bytes: int) -> Callable[[tuple[str, int]], None]:
-    """Bodies that do not end, all at once."""
+    """An attack by ``num`` bodies at once, each without its last byte."""
     half = request(PATH, b" " * num_bytes, length=num_bytes + 1)
 
     def send(router: tuple[str, int]) -> None:
@@ -162,15 +162,15 @@ ATTACKS: Final = {
     "upload": Attack("60 bodies of 7 MB at once", many_bodies(60, 7 * MB), is_crowd=True),
     "whole": Attack("32 bodies of 4 MB of token ids, whole at once", whole_at_once(32, 4 * MB), is_crowd=True),
 }
-"""``upload`` and ``whole`` may cost ``max_buffered_bytes``; the others next to nothing for each sender."""
+"""``upload`` and ``whole`` may cost up to ``max_buffered_bytes``; the others cost next to nothing for each sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one attack."""
+    """The figures of one attack."""
 
     quiet: Window
-    """Before it."""
+    """The time before the attack."""
     attacked: Window
     growth_bytes: int
     kept_bytes: int
@@ -188,7 +188,7 @@ class Figures:
 
 
 class StreamingEngines(FakeEngines):
-    """Decode streams its answer, and refuses a large body unread, for the streams must not wait for its own parser."""
+    """Decode streams its answer. It refuses a large body without parsing it, so that no stream waits for the parser."""
 
     def serve(self, peer: Peer, body: bytes) -> None:
         if len(body) > MB:
@@ -216,13 +216,13 @@ class StreamingEngines(FakeEngines):
 
 
 class Health:
-    """Asks for ``/health`` without a pause. One thread."""
+    """Asks for ``/health`` every 2 ms, in a thread of its own."""
 
     def __init__(self, router: tuple[str, int], pid: int) -> None:
         self.stall_s = 0.0
-        """The longest that the router computed between a question and its answer."""
+        """The longest CPU time of the router between a question and its answer."""
         self.starved_s = 0.0
-        """The longest that it was ready to, and had no core."""
+        """The longest time in which the router waited for a core between a question and its answer."""
         self._router = router
         self._pid = pid
         self._has_ended = threading.Event()
@@ -249,7 +249,7 @@ class Health:
 
 
 def scheduled_s(pid: int) -> tuple[float, float]:
-    """Seconds that the process's main thread has run, and has waited for a core: ``stat`` has steps of 10 ms."""
+    """Seconds that the process's main thread has run, and has waited for a core. ``stat`` has only steps of 10 ms."""
     ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
@@ -273,9 +273,9 @@ def running_router(
     engines: str = "benchmarks.router_attacks",
     router_module: str = "pdcluster_router",
 ) -> Iterator[tuple[int, tuple[str, int], tuple[str, int]]]:
-    """Process id, clients' address and internal address of a router with engines; all have ended when it is left.
+    """A router with engines runs until the block ends. Yields its process id, client address and internal address.
 
-    ``engines``: the module whose ``--engines`` they are. ``router_module``: what the router is started by.
+    ``engines``: the module that runs engines when called with ``--engines``. ``router_module``: the router's module.
     """
     engine, url = spawn("-m", engines, "--engines")
     command = [sys.executable, "-m", router_module, "--prefill", url, "--decode", url, "--port", "0", *flags]
@@ -293,7 +293,7 @@ def running_router(
 
 
 def _address_in(line: bytes) -> tuple[str, int]:
-    """Of the URL that this line ends with."""
+    """Host and port of the URL at the end of this line."""
     host, _, port = line.decode().split("/")[-1].partition(":")
     return host, int(port)
 
@@ -310,18 +310,18 @@ def wait_healthy(router: tuple[str, int]) -> None:
 
 
 def measure(name: str, num_streams: int, flags: Sequence[str] = (), num_senders: int = 1) -> Figures:
-    """What the attack cost. Takes some ten seconds. ``flags``: of the router."""
+    """Runs one attack, and returns what it cost. Takes some ten seconds. ``flags``: the router's."""
     attack = ATTACKS[name]
     with (
         tempfile.TemporaryDirectory() as folder,
         running_router(Path(folder) / "log", flags) as (pid, router, internal),
         StreamProcess(router, num_streams) as streams,
     ):
-        time.sleep(NUM_EVENTS * INTERVAL_S + 1)  # All of them stream, and what they need is there.
+        time.sleep(NUM_EVENTS * INTERVAL_S + 1)  # Now all of them stream, and the router has the memory they need.
         streams.next_window()
         time.sleep(WINDOW_S)
         quiet = streams.next_window()
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # VmHWM begins anew.
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # Resets VmHWM.
         before = memory_bytes(pid, "VmRSS")
         with Health(router, pid) as health:
             flood_with(attack, internal if attack.is_internal else router, num_senders)
@@ -333,11 +333,11 @@ def measure(name: str, num_streams: int, flags: Sequence[str] = (), num_senders:
 
 
 def flood_with(attack: Attack, router: tuple[str, int], num_senders: int) -> None:
-    """Each sender attacks again and again, for as long as the streams were watched without; then all have gone."""
+    """Each sender repeats the attack for ``WINDOW_S``. All senders have ended when this returns."""
     ends_at = time.monotonic() + WINDOW_S
 
     def send() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)  # Of this thread. It is no part of a router.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)  # This thread alone gives up ``--nice``.
         while time.monotonic() < ends_at:
             with suppress(OSError):
                 attack.send(router)
@@ -355,7 +355,7 @@ COLUMNS: Final = (
 
 
 def row_of(name: str, figures: Figures) -> str:
-    """Of the table."""
+    """The line of one attack in the table."""
     cells = (
         f"`{name}`: {ATTACKS[name].what}",
         f"{figures.quiet.gap_s * 1e3:.0f}",

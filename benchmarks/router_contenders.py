@@ -1,4 +1,4 @@
-"""The routers that ``router_peers`` compares, and how each is started. Flags are those of the versions named here.
+"""The routers that ``router_peers`` compares, and their commands. The flags are those of the versions below.
 
 nginx 1.22          a plain reverse proxy: the floor of what relaying costs
 vllm-router 0.1.17  Rust; P/D: prefill first, then decode, which pulls
@@ -32,7 +32,7 @@ START_TIMEOUT_S: Final = 60.0
 
 
 class Flow(StrEnum):
-    """What the router does with a request."""
+    """The way of a request through the router."""
 
     ONE_HOP = "one hop"
     PREFILL_DECODE = "P/D"
@@ -40,7 +40,7 @@ class Flow(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A router in one of its flows. ``module``: the Python module that it is; empty: a program."""
+    """A router in one of its flows. ``module``: its Python module, or empty if ``program`` is set."""
 
     name: str
     flow: Flow
@@ -53,7 +53,7 @@ class Contender:
 
     @property
     def body(self) -> bytes:
-        """A request that takes this flow. Ours goes to decode alone where a client wants its prompt back."""
+        """A request that takes this flow. Our router sends ``LOCAL`` to decode alone: it asks for an echo."""
         return LOCAL if self.flow is Flow.ONE_HOP else PAIR
 
 
@@ -79,10 +79,10 @@ class Running:
 
 @contextmanager
 def running(contender: Contender, engines: Sequence[str], ports: Sequence[int]) -> Iterator[Running]:
-    """It answers; afterwards it has ended. ``ports``: two that are free.
+    """The router answers until the block ends. ``ports``: two free ports.
 
     Raises:
-        BenchmarkError: It ended, or does not answer within ``START_TIMEOUT_S``.
+        BenchmarkError: The router ended, or does not answer within ``START_TIMEOUT_S``.
     """
     url = f"http://127.0.0.1:{ports[0]}"
     with tempfile.TemporaryDirectory(prefix="router-peers-") as folder, Path(folder, "log").open("wb") as log:
@@ -101,7 +101,7 @@ def running(contender: Contender, engines: Sequence[str], ports: Sequence[int]) 
 
 
 def command(contender: Contender, engines: Sequence[str], ports: Sequence[int], folder: Path) -> list[str]:
-    """The command line. Half of the ``engines`` are prefill's where there are roles."""
+    """The command line of the router. If it has roles, the first half of ``engines`` is prefill's."""
     if contender.program:
         (folder / "nginx.conf").write_text(nginx_conf(engines, ports[0], folder))
         return [contender.program, "-c", str(folder / "nginx.conf"), "-g", "daemon off;"]
@@ -160,7 +160,7 @@ def _wait(contender: Contender, process: subprocess.Popen[bytes], url: str, log:
 
 
 def _working_pid(contender: Contender, pid: int) -> int:
-    """nginx relays in a child."""
+    """The process that relays: for nginx a child."""
     if not contender.program:
         return pid
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])

@@ -1,6 +1,6 @@
-"""Fake engines for ``router_peers``: as those of ``router``, on many ports, and they stream where a client asks for it.
+"""Fake engines for ``router_peers``: those of ``router`` on many ports, which also stream if a client asks for it.
 
-.venv/bin/python -m benchmarks.router_engines NUM INTERVAL_MS    (``router_peers`` starts it; its URLs are a line each)
+.venv/bin/python -m benchmarks.router_engines NUM_PREFILL NUM INTERVAL_MS    (``router_peers`` starts it)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.router import FakeEngines, Peer
 EVENT: Final = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" token"}]}\n\n'
 DONE: Final = b"data: [DONE]\n\n"
 NUM_EVENTS: Final = 100
-"""Of an answer, before the last one."""
+"""Ticks of an answer: events, and in the last one ``DONE``."""
 _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -26,14 +26,14 @@ def _chunk(data: bytes) -> bytes:
 
 
 class StreamingEngines(FakeEngines):
-    """An event for each open stream, one after the other, every ``interval_s``. Event loop only."""
+    """Sends one event to each open stream in every ``interval_s``. Event loop only."""
 
     def __init__(self, interval_s: float) -> None:
         super().__init__()
         self._interval_s = interval_s
         self._asked: set[Peer] = set()
         self._streams: dict[Peer, int] = {}
-        """Events that are still to come."""
+        """By open stream: the number of ticks that are still to come."""
 
     def serve(self, peer: Peer, body: bytes) -> None:
         if b'"stream":true' in body.replace(b" ", b""):
@@ -49,7 +49,7 @@ class StreamingEngines(FakeEngines):
         self._streams[peer] = NUM_EVENTS
 
     async def tick(self) -> None:
-        """Streams for ever. The events of one interval are spread over it in ten parts."""
+        """Sends events for ever. Spreads those of one interval over it in ten parts."""
         while True:
             for part in range(10):
                 for peer in [one for i, one in enumerate(list(self._streams)) if i % 10 == part]:
@@ -68,7 +68,7 @@ class StreamingEngines(FakeEngines):
 
 
 async def serve(num_prefill: int, num: int, interval_s: float) -> None:
-    """Says the URLs, and serves until it is killed."""
+    """Prints each engine's URL, and serves until it is killed. The first ``num_prefill`` do not stream."""
     prefill, others = FakeEngines(), StreamingEngines(interval_s)
     loop = asyncio.get_running_loop()
     for number in range(num):

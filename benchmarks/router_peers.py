@@ -1,10 +1,10 @@
-"""What routers cost beside each other, in turns, in one run: CPU of a request and of an event, memory, added time.
+"""Compares the costs of several routers, in turns in one run: CPU of a request and of an event, memory, added time.
 
     .venv/bin/python -m benchmarks.router_peers [--rounds 3] [--seconds 4] [--engines 2] [--quick] [--write]
 
-Fake engines are one process, the load is this one, and each router is a process whose CPU time the kernel counts. So
-neither engines nor load limit a figure: *requests/s of a core* is requests over the router's own CPU seconds. What the
-load asks for at a fixed rate shows the time that a router adds. All share the machine's cores: times need a quiet one.
+The fake engines are one process, this process makes the load, and the kernel counts each router's CPU time. So neither
+engines nor load limit a figure: *requests/s of a core* is requests over the router's own CPU seconds. Requests at a
+fixed rate show the time that a router adds. All share the machine's cores: times need a quiet machine.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ NUM_STREAMS: Final = 200
 STREAM_INTERVAL_MS: Final = 20
 NUM_HELD: Final = 1000
 RATE_PER_S: Final = 100
-"""Of the measurement of time: far below what any of them can do."""
+"""The request rate of the time measurement: far below the capacity of each router."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """Of one contender, one value for each round."""
+    """Figures of one contender, with one value for each round."""
 
     small_us: list[float] = field(default_factory=list)
     """CPU of a request with a prompt of 1 KB, 64 connections."""
@@ -54,11 +54,11 @@ class Figures:
     """Resident memory with 1,000 open streams."""
     added_p50_us: list[float] = field(default_factory=list)
     added_p99_us: list[float] = field(default_factory=list)
-    """Of an answer at a fixed rate, less that of an engine that is asked itself, just before."""
+    """Time of an answer through the router, at a fixed rate, minus the time of an engine asked directly just before."""
 
 
 class StreamCount(asyncio.Protocol):
-    """A client of a stream that counts events, and asks again when it has the last one."""
+    """A client of a stream that counts events, and sends its request again after the last event."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -77,12 +77,15 @@ class StreamCount(asyncio.Protocol):
 
 
 def widened(body: bytes, **fields: object) -> bytes:
-    """The request with other fields."""
+    """The JSON body with more or other fields."""
     return json.dumps({**json.loads(body), **fields}).encode()
 
 
 async def cpu_of(pid: int, measured: Callable[[], Awaitable[int]]) -> float:
-    """CPU microseconds of the process for each thing that ``measured`` says it has done."""
+    """CPU microseconds of the process for each of the requests or events that ``measured`` counts.
+
+    Raises:
+        BenchmarkError: It counts none."""
     before = cpu_seconds(pid)
     num = await measured()
     if not num:
@@ -104,7 +107,11 @@ def closing(clients: Sequence[StreamCount]) -> Iterator[None]:
 
 
 async def open_streams(url: str, body: bytes, num: int) -> list[StreamCount]:
-    """All of them have begun."""
+    """Opens ``num`` streams, and returns when all have begun. Waits up to 60 s.
+
+    Raises:
+        TimeoutError: Some stream has not begun by then.
+    """
     host, _, port = url.removeprefix("http://").partition(":")
     loop = asyncio.get_running_loop()
     request = request_bytes(PATH, widened(body, stream=True))
@@ -122,7 +129,7 @@ async def events_of(clients: Sequence[StreamCount], seconds: float) -> int:
 
 
 async def times_at_a_rate(url: str, body: bytes, seconds: float) -> tuple[float, float]:
-    """p50 and p99 in us of answers that are asked for at ``RATE_PER_S``, each by a connection that is open."""
+    """p50 and p99 (us) of answers to requests at ``RATE_PER_S``, over connections that are open already."""
     host, _, port = url.removeprefix("http://").partition(":")
     loop = asyncio.get_running_loop()
     idle: list[Peer] = []
@@ -177,7 +184,7 @@ async def measure(router: Running, engine: str, seconds: float, figures: Figures
 
 
 def fake_engines(flow: Flow, num: int) -> tuple[subprocess.Popen[str], list[str]]:
-    """Their process and URLs, prefill's first where the flow has two roles."""
+    """Starts the engines. Returns their process and URLs; in a flow with two roles, prefill's come first."""
     num_prefill = num // 2 if flow is Flow.PREFILL_DECODE else 0
     child = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.router_engines", str(num_prefill), str(num), str(STREAM_INTERVAL_MS)],
@@ -192,7 +199,7 @@ def fake_engines(flow: Flow, num: int) -> tuple[subprocess.Popen[str], list[str]
 async def compare(
     contenders: Sequence[Contender], num_engines: int, rounds: int, seconds: float
 ) -> dict[Contender, Figures]:
-    """Each contender in each round; who is first changes from round to round."""
+    """Measures each contender in each round. The order is reversed from round to round."""
     found = {contender: Figures() for contender in contenders}
     for number in range(rounds):
         for contender in contenders if number % 2 == 0 else contenders[::-1]:
@@ -231,7 +238,7 @@ EXPLAINED: Final = """Fake engines answer at once.
 
 
 def rows_of(found: Mapping[Contender, Figures]) -> list[tuple[str, ...]]:
-    """A row for each contender: medians over the rounds, and the ratio of the same rounds."""
+    """A row for each contender: medians over the rounds, and ratios to ours in the same round."""
     rows = []
     for contender, figures in found.items():
         ours = next((f for c, f in found.items() if c.name == OURS and c.flow is contender.flow), figures)

@@ -1,8 +1,8 @@
-"""Good clients of a router, in a process of their own: each streams one answer after the other.
+"""Well-behaved clients of a router, in a process of their own: each streams one answer after the other.
 
     .venv/bin/python -m benchmarks.router_streams HOST PORT NUM    (``router_attacks`` starts it)
 
-For each line that comes in, a line of JSON goes out: a ``Window``, what was seen since the line before.
+For each line of input it prints a ``Window`` as a line of JSON, which covers the time since the line before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uvloop
 from benchmarks.router import PATH
 
 INTERVAL_S: Final = 0.1
-"""Between two events, of which the engine sends ``NUM_EVENTS`` for an answer."""
+"""Time between two events. The engine sends ``NUM_EVENTS`` for an answer."""
 NUM_EVENTS: Final = 20
 EVENT: Final = b'data: {"choices":[{"index":0,"text":"token"}]}\n\n'
 BODY: Final = b'{"model":"m","prompt":"hi","stream":true}'
@@ -32,7 +32,7 @@ REQUEST: Final = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json
 
 @dataclass
 class Window:
-    """``gap_s``: the longest between two events of a stream. Streams that were complete, and that were not."""
+    """``gap_s``: the longest between two events of a stream. Streams that ended whole, and broken ones."""
 
     gap_s: float = 0.0
     num_whole: int = 0
@@ -47,14 +47,14 @@ class Streams:
         self._num = num
         self._window = Window()
         self._heard_at: dict[int, float] = {}
-        """When each stream that has begun had its last event."""
+        """By stream that has begun: the time of its last event."""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Streams on all clients, until it is cancelled."""
         await asyncio.gather(*(self._stream_on(index) for index in range(self._num)))
 
     def next_window(self) -> Window:
-        """What was seen since the last call. A gap that is not over counts as it is."""
+        """The window since the last call. A gap that is not over counts with its length so far."""
         for index in self._heard_at:
             self._measure(index, time.monotonic())
         window, self._window = self._window, Window()
@@ -92,7 +92,7 @@ class Streams:
 
 
 class StreamProcess:
-    """The process of ``num`` clients, from outside."""
+    """Starts the process of ``num`` clients and asks it for its windows; for use in another process."""
 
     def __init__(self, router: tuple[str, int], num: int) -> None:
         self._command = [sys.executable, "-m", "benchmarks.router_streams", router[0], str(router[1]), str(num)]
@@ -107,7 +107,7 @@ class StreamProcess:
             self._process.terminate()
 
     def next_window(self) -> Window:
-        """What was seen since the last call."""
+        """The window since the last call."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")

@@ -1,4 +1,4 @@
-"""What the connector costs the forward thread: per step and per layer, beside a push planned in Python per block.
+"""Measures the connector's cost to the forward thread, per step and layer, beside a push planned in Python per block.
 
     python benchmarks/save_kv_layer.py
 
@@ -68,7 +68,7 @@ def serve_decode(pipe: Connection) -> None:
 
 
 def slices_of(step: int, num_requests: int, address: SideChannelAddress) -> tuple[PushSlice, ...]:
-    """Every second block, so that nothing coalesces: the worst case."""
+    """The slices of a step. Each takes every second block, so that nothing coalesces: the worst case."""
     target = PushTarget(EngineId("decode"), 1, (address,), 60_000)
     blocks = tuple(range(1, 1 + 2 * BLOCKS_PER_REQUEST, 2))
     return tuple(slice_of(f"{num_requests}-{step}-{n}", target, blocks, n) for n in range(num_requests))
@@ -138,7 +138,7 @@ def main() -> None:
     here, there = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=serve_decode, args=(there,), daemon=True)
     child.start()
-    there.close()  # Only the child holds that end now: should it die, ``recv`` says so and does not wait for ever.
+    there.close()  # Only the child holds that end now: if it dies, ``recv`` raises instead of waiting for ever.
     address = here.recv()
     source = Cache(SHAPE)
     rank = make_prefill_rank(engine_facts(Role.PREFILL, SHAPE, Settings()), source.memory(fingerprint_of(SHAPE)))

@@ -1,7 +1,7 @@
 """``python service_names.py [--router-port=N] FLAGS...`` is ``pdcluster operator FLAGS...`` without cluster DNS.
 
-Every Service's name is this machine, and the routers' internal port is N of it: there is none beside a bare API server,
-and the operator asks routers by their Services' names. Nothing else of the operator's process differs.
+The operator calls routers by their Services' names, and a bare API server has no DNS. So here every Service's name
+leads to this machine, and the routers' internal port to port N. Nothing else of the operator's process differs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _resolve: Final = socket.getaddrinfo
 
 
 def resolver(router_port: int) -> Any:
-    """As ``socket.getaddrinfo``; names of Services are 127.0.0.1."""
+    """A function like ``socket.getaddrinfo`` that resolves names of Services to 127.0.0.1."""
 
     def resolve(host: Any, port: Any, *rest: Any, **hints: Any) -> Any:
         if not (isinstance(host, str) and host.endswith(SUFFIX)):

@@ -1,4 +1,4 @@
-"""Many requests of mixed sizes through real ranks: does memory, a thread or a descriptor grow?
+"""Sends many requests of mixed sizes through real ranks: does the use of memory, threads or descriptors grow?
 
     .venv/bin/python -m benchmarks.soak --write              20,000 requests, about 4 minutes; docs/soak.md
     .venv/bin/python -m benchmarks.soak --quick              600 requests
@@ -40,7 +40,7 @@ _REQUEST_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``requests``: how many go through."""
+    """``requests``: how many requests the soak makes."""
 
     requests: int
     tp: Tp
@@ -83,7 +83,7 @@ def _soak(plan: Plan) -> dict[str, list[Sample]]:
 
 
 def _steps(plan: Plan) -> Iterator[list[Request]]:
-    """The requests of each forward pass. What a step took is given back before the next one."""
+    """The requests of each forward pass. Blocks of a step are given back before the next step."""
     dice, left = random.Random(plan.seed), plan.requests
     pools = FreeBlocks(SHAPE.num_blocks), FreeBlocks(SHAPE.num_blocks)
     while left > 0:
@@ -106,7 +106,7 @@ def _take_samples(ranks: RankProcesses, num_done: int, samples: dict[str, list[S
 
 
 def read_sample(pid: int, num_done: int) -> Sample:
-    """What the kernel says about a process now. Source of truth: proc(5)."""
+    """A sample of a process, taken now. Source of truth: proc(5)."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
     num_descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     return Sample(num_done, int(status["VmRSS"].split()[0]), int(status["Threads"]), num_descriptors)
@@ -130,7 +130,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Over the last three quarters of a soak."""
+    """The growth of one process over the last three quarters of a soak."""
 
     memory_kib_per_1000: float
     more_threads: int
@@ -172,7 +172,7 @@ def format_samples(samples: Mapping[str, Sequence[Sample]]) -> str:
 
 
 def _noise_kib(samples: Sequence[Sample]) -> float:
-    """How far the samples of the calmer half lie around their own line: a leap is no noise."""
+    """The spread of the samples around their slope, in the calmer half. A leap in one half is no noise."""
     half = len(samples) // 2
     return min(_spread_kib(samples[:half]), _spread_kib(samples[half:]))
 

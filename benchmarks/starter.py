@@ -1,4 +1,4 @@
-"""Starts engines and routers in one place; all have ended when it is left."""
+"""Starts engines and routers in one place. All of them end with the ``with`` block."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ START_TIMEOUT_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What every engine serves, and how many tokens of KV it has room for. More at once wait, as in a full engine."""
+    """The model of every engine, and its room for KV in tokens. Requests beyond that wait."""
 
     model: ModelShape
     room_tokens: int = 10_240
     """The longest prompt and room for its answer."""
     more_args: tuple[str, ...] = ()
-    """vLLM's own, behind the others: they win."""
+    """vLLM arguments that come last, and so override the others."""
 
     @property
     def kv_token_bytes(self) -> int:
@@ -59,7 +59,7 @@ class Served:
 
     @property
     def args(self) -> tuple[str, ...]:
-        """vLLM's own. It refuses a context that its KV cache, less one block, could not hold."""
+        """vLLM's arguments. vLLM refuses a context that its KV cache, less one block, could not hold."""
         room_bytes, context = self.room_tokens * self.kv_token_bytes, min(MAX_TOKENS, self.room_tokens - _NULL_BLOCK)
         room = ("--kv-cache-memory-bytes", str(room_bytes), "--max-model-len", str(context))
         return (*ENGINE_ARGS, *room, *self.more_args)
@@ -71,13 +71,13 @@ def wide_kv(num_layers: int, kv_heads: int) -> ModelShape:
 
 
 WIDE_KV: Final = Served(wide_kv(num_layers=16, kv_heads=8))
-"""64 KiB of KV per token in bf16, as a served model has."""
+"""64 KiB of KV per token in bf16, a usual figure for served models."""
 DEEP_KV: Final = Served(wide_kv(num_layers=32, kv_heads=4))
 """The same KV per token in twice as many layers."""
 
 
 class Starter:
-    """One thread uses it."""
+    """Engines and routers of one place. One thread uses it."""
 
     def __init__(self, place: Place, folder: Path, served: Served = WIDE_KV) -> None:
         """``folder``: for logs and traces; made here."""
@@ -104,7 +104,7 @@ class Starter:
         self._zygote.__exit__(kind, error, tb)
 
     def start_engine(self, role: PoolRole, name: str, **connector: object) -> EnginePlan:
-        """An engine with our connector (or none) starts. ``connector``: its settings."""
+        """Starts an engine in ``role``, with our connector if the role transfers KV. ``connector``: its settings."""
         plan = self._plan(role, name)
         plan = replace(
             plan,
@@ -116,20 +116,20 @@ class Starter:
     def start_peer(
         self, role: PoolRole, name: str, kv_transfer: Mapping[str, object], env: Mapping[str, str]
     ) -> Server:
-        """An engine with another connector starts: vLLM's own ``KVTransferConfig`` and environment of it."""
+        """Starts an engine with another connector. ``kv_transfer``: its ``KVTransferConfig``."""
         plan = replace(self._plan(role, name), kv_transfer=kv_transfer, env=env)
         self._peers.append(self._start(engine_spec(plan), plan.port))
         return Server(self.place.host if role is PoolRole.PREFILL else LOOPBACK, plan.port)
 
     def take_peers(self) -> tuple[EngineHandle, ...]:
-        """The peers' engines that were started since the last call."""
+        """The engines that ``start_peer`` has started since the last call."""
         taken, self._peers = tuple(self._peers), []
         return taken
 
     def start_router(
         self, name: str, prefill_host: str, prefill: EnginePlan, decode: EnginePlan
     ) -> tuple[Server, Path]:
-        """A router starts; where it listens, and its trace."""
+        """Starts a router. Returns where it listens, and its trace file."""
         port, trace_file = self.free_port(), self._folder / f"{name}.trace"
         argv = router_argv(
             prefill=[f"http://{prefill_host}:{prefill.port}"],
@@ -142,18 +142,18 @@ class Starter:
         return Server(LOOPBACK, port), trace_file
 
     def wait_ready(self) -> None:
-        """Everything that was started answers.
+        """Waits until all engines and routers that were started answer.
 
         Raises:
-            EngineDied: One has ended instead.
-            TimeoutError: One does not answer.
+            EngineDied: A process has ended instead.
+            TimeoutError: A process does not answer within ``START_TIMEOUT_S``.
         """
         waiting, self._waiting = self._waiting, []
         with self.place.inside():
             wait_ready(waiting, waiting, lambda _: None, deadline=time.monotonic() + START_TIMEOUT_S)
 
     def free_port(self) -> int:
-        """In this place, now."""
+        """A port that is free in this place now."""
         with self.place.inside():
             return free_port()
 

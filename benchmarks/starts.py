@@ -1,9 +1,9 @@
-"""What a start of router and operator costs: seconds until it serves or leads, processor time, memory.
+"""Measures a start of router and operator: seconds until it serves or leads, processor time, memory.
 
     .venv/bin/python -m benchmarks.starts
 
 The router knows one engine of each role by its flags and asks no API server. The operator takes the Lease of a fresh
-API server with the chart's objects in it (``make kube``), and has nothing to keep. Seconds run from the process's start
+API server with the chart's objects in it (``make kube``), and finds no PDCluster. Seconds run from the process's start
 to the router's first line, and until the operator's metrics say that it leads (asked ten times a second).
 """
 
@@ -24,11 +24,11 @@ from benchmarks.router import spawn
 COLUMNS: Final = ("part", "seconds", "CPU s", "MiB")
 _ENGINE: Final = "http://127.0.0.1:9"
 _NO_ROUTER: Final = 9
-"""The port of a router to verify by; without a PDCluster none is asked."""
+"""A router's port for verifications. Without a PDCluster the operator asks no router."""
 
 
 class Start(NamedTuple):
-    """One start of one part. ``mib``: resident, when it is ready."""
+    """One start of one part. ``mib``: resident memory when it is ready."""
 
     part: str
     seconds: float

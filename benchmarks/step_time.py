@@ -1,4 +1,4 @@
-"""What a transfer costs the forward passes of both engines: step times with one beside step times without.
+"""Measures the cost of a transfer to the forward passes of both engines: step times with and without a transfer.
 
     .venv/bin/python -m benchmarks.step_time --write    about 14 minutes; docs/step-time.md
     .venv/bin/python -m benchmarks.step_time --quick    loopback, two rounds
@@ -52,9 +52,9 @@ _FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError
 _START_S: Final = 60.0
 _STREAM_PROMPT: Final = 64
 _STEPS_AHEAD_S: Final = 0.5
-"""The stream is in its stride then."""
+"""After this time the stream is in its stride: it flows steadily."""
 _STEP_S: Final = 0.006
-"""Of one sequence, at least: so many answer tokens last long enough."""
+"""The shortest step of one sequence, from which ``answer_tokens`` follows."""
 _MIN_STEPS: Final = 5
 
 
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def answer_tokens(self) -> int:
-        """How long the stream must be to outlast the slowest transfer."""
+        """Tokens that the stream must have to outlast the slowest transfer."""
         return int((_STEPS_AHEAD_S + 2 * prefill_s(self.tokens)) / _STEP_S)
 
     @property
@@ -80,7 +80,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From when to when something went on beside a stream (monotonic seconds)."""
+    """When other work beside a stream began and ended (monotonic seconds)."""
 
     begun_at: float
     ended_at: float
@@ -103,7 +103,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the plain socket carries in one step of prefill."""
+    """The traffic of the plain socket during one prefill: ``num_bytes``, spread over ``seconds``."""
 
     path: StreamPath
     num_bytes: int
@@ -111,7 +111,7 @@ class Traffic:
 
     @contextmanager
     def flowing(self) -> Iterator[None]:
-        """It begins now, and has ended at the end."""
+        """The traffic begins with the block. The block's end waits for the traffic's."""
         with ThreadPoolExecutor(1) as sender:
             sent = sender.submit(send_evenly, self.path, self.num_bytes, self.seconds)
             yield
@@ -138,7 +138,7 @@ def step_s(stream: Streamed, window: Window) -> float:
     """Mean time between two tokens that both came within the window.
 
     Raises:
-        BenchmarkError: Too few did.
+        BenchmarkError: Fewer than ``_MIN_STEPS`` tokens did.
     """
     inside = [at for at in stream.token_times if window.begun_at <= at <= window.ended_at]
     if len(inside) < _MIN_STEPS:
@@ -186,7 +186,7 @@ def _measure_links(links: Sequence[str], plan: Plan) -> Iterator[tuple[str, ...]
 
 
 def _run_round(pool: Pool, plan: Plan, traffic: Traffic, number: int) -> Round:
-    """The order turns from round to round."""
+    """Takes each case once. The order rotates from round to round."""
     cases = (_without, partial(_beside_socket, traffic), _with_transfer)
     turns = [(number + shift) % len(cases) for shift in range(len(cases))]
     taken = {turn: cases[turn](pool, plan) for turn in turns}
@@ -213,7 +213,7 @@ def _with_transfer(pool: Pool, plan: Plan) -> tuple[float, float]:
 
 
 def _decode_step(pool: Pool, plan: Plan, way: Way, beside: Inside = nullcontext) -> float:
-    """While ``way`` answers a prompt, and ``beside`` goes on."""
+    """Decode's step while ``way`` answers a prompt and ``beside`` goes on."""
     front = pool.fronts[Way.LAYERWISE]
     assert isinstance(front, RouterFront)
     with ThreadPoolExecutor(1) as streamer:
@@ -235,7 +235,7 @@ def _stream(pool: Pool, front: RouterFront, answer_tokens: int) -> Streamed:
 
 
 def _prefill_s(pool: Pool, ask: Callable[[], object]) -> float:
-    """What the prefill engine needed for the request that ``ask`` makes."""
+    """The prefill engine's time for the request that ``ask`` makes."""
     front = pool.fronts[Way.LAYERWISE]
     assert isinstance(front, RouterFront)
     with pool.client.inside():
@@ -243,7 +243,7 @@ def _prefill_s(pool: Pool, ask: Callable[[], object]) -> float:
 
 
 def _ask_prefill(pool: Pool, tokens: int) -> None:
-    """A plain request, without anybody to push to."""
+    """A plain request to the prefill engine, which pushes nothing."""
     front = pool.fronts[Way.LAYERWISE]
     assert isinstance(front, RouterFront)
     post(front.prefill, completion_body(pool.prompt(tokens), 1))

@@ -1,16 +1,16 @@
-"""Whether strips of unequal TP leave faster when they are gathered first. Prints ratios; no page.
+"""Measures whether strips of unequal TP leave faster when they are gathered first. Prints ratios; no page.
 
     .venv/bin/python -m benchmarks.strips                 loopback, about two minutes
     .venv/bin/python -m benchmarks.strips --link 2gbit    a slow link; needs root
 
-Where prefill's TP is the larger one, ``2→1`` stands for any group of ranks that share one decode rank: of 4→2 and 8→4
-each group is one. Where it is the smaller one, a rank gathers alone. One layer of a request is moved in three ways, in
-turn in each round, and decode compares every byte:
+If prefill's TP is larger, ``2→1`` stands for any group of ranks that share one decode rank: 4→2 and 8→4 consist of such
+groups. If prefill's TP is smaller, a rank gathers alone. Three ways move one layer of a request, in turn in each round,
+and decode compares every byte:
 
-    strips          a write for each block and pair of ranks, a call for each
+    strips          a write for each block and pair of ranks, a call for each write
     many a call     the same writes, 128 in a call
     gathered        the ranks exchange strips (gloo), or a rank sorts its own, into registered memory in the order of
-                    decode's blocks; whole runs of neighbouring blocks are a write
+                    decode's blocks; each run of neighbouring blocks is one write
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _WAYS: Final = ("strips", "many a call", "gathered")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One layer of one request, from ``senders`` to ``receivers``, one of which is 1.
+    """One layer of one request. ``senders``, ``receivers``: numbers of ranks, of which one is 1.
 
-    ``strip_bytes``: what one pair of ranks shares of a block.
+    ``strip_bytes``: bytes of a block that one pair of ranks shares.
     """
 
     senders: int
@@ -62,7 +62,7 @@ class Case:
 
     @property
     def parts(self) -> int:
-        """Strips of a block of the end with the fewer ranks."""
+        """Strips in a block of the end that has fewer ranks."""
         return max(self.senders, self.receivers)
 
     @property
@@ -77,7 +77,7 @@ class Case:
 
 @dataclass(slots=True)
 class Sender:
-    """One prefill rank. ``kv``: [pool, its strips of a block, strip bytes], registered."""
+    """One prefill rank. ``kv``: [pool, this rank's strips of a block, strip bytes], uint8, on the CPU, registered."""
 
     case: Case
     rank: int
@@ -87,7 +87,7 @@ class Sender:
     targets: Sequence[tuple[str, int]]
 
     def fill(self, turn: int) -> None:
-        """Each strip holds a number of its own."""
+        """Each strip of the request holds a number of its own, repeated."""
         ours, _ = self.case.tables()
         words = self.kv.view(torch.int32)
         for part in range(words.shape[1]):
@@ -96,7 +96,7 @@ class Sender:
             words[torch.from_numpy(ours), part] = torch.from_numpy(numbers)[:, None]
 
     def send(self, way: str) -> tuple[float, float, int]:
-        """Begin and end (monotonic), and how many writes."""
+        """Sends the layer by ``way``. Returns begin and end (monotonic seconds), and the number of writes."""
         begun = time.monotonic()
         plan = self._gathered if way == "gathered" else self._strips
         count = self._write(1 if way == "strips" else _MANY, plan())
@@ -124,7 +124,7 @@ class Sender:
         return [(to, self._sorted(ours, theirs, to)) for to in range(self.case.parts)]
 
     def _exchanged(self, ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> list[WriteRange]:
-        """This rank takes its part of the blocks, with all strips of them."""
+        """Exchanges strips, so that this rank has all strips of its part of the blocks. Returns its writes."""
         parts, size = self.case.parts, self.case.strip_bytes
         each = len(ours) // parts
         outgoing = self.kv[torch.from_numpy(ours), 0]
@@ -168,7 +168,7 @@ def _await(transport: MooncakeTransport, write: WriteId) -> None:
 
 
 def _numbers(case: Case, turn: int, part: int) -> np.ndarray[Any, Any]:
-    """What the strips of one part of each block hold, by position."""
+    """The numbers that strip ``part`` of each block holds, by the block's position."""
     return (np.arange(case.num_blocks) * case.parts + part + 1 + 7919 * turn).astype(np.int32)
 
 
@@ -277,7 +277,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=512)
     given = parser.parse_args()
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
-    resource_tracker.ensure_running()  # or the first child would start it in its own namespace
+    resource_tracker.ensure_running()  # else the first child would start the tracker in its own namespace
     print("| group | strip | blocks | link | writes | strips | many a call / strips | gathered / strips |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for pair in given.pairs:

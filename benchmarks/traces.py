@@ -1,7 +1,7 @@
 """Generated requests with their virtual times: agents, chats and single questions. The seed decides everything.
 
-A prompt is a chain of blocks, by which the modelled caches know it, and a real body of four bytes a token, by which the
-policies do.
+Each prompt has two forms: a chain of blocks for the modelled caches, and a real body of four bytes a token for the
+policies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pdcluster_router.core.engines.placement import RequestFacts
 
 BLOCK_TOKENS: Final = 128
 Block: TypeAlias = tuple[str, int]
-"""Whose text it is, and which block of it."""
+"""The session or template whose text it is, and the block's number in that text."""
 _BYTES_PER_TOKEN: Final = 4
 _HEADERS: Final = b"content-type: application/json\r\naccept: */*\r\n"
 
@@ -38,23 +38,23 @@ class Asked:
 
     @property
     def with_answer(self) -> tuple[Block, ...]:
-        """What decode has in its cache when it has answered: the next turn's prompt begins so."""
+        """Blocks of prompt and answer, which decode then has cached. The next turn's prompt begins with them."""
         num_own = sum(whose == self.session for whose, _ in self.blocks)
         return self.blocks + tuple((self.session, num_own + index) for index in range(self.num_answer_blocks))
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How sessions of one kind go. Sizes in blocks, as the least and the most; times in seconds."""
+    """A kind of sessions. Ranges are the least and the most: sizes in blocks, times in seconds."""
 
     num_templates: int
-    """System prompts with tools that sessions share."""
+    """Number of system prompts (with tools) that the sessions share."""
     template: tuple[int, int]
     turns: tuple[int, int]
     asked: tuple[int, int]
     answered: tuple[int, int]
     pause_s: tuple[float, float]
-    """Between an answer and the next turn: a tool, or a person."""
+    """Time between an answer and the next turn, for a tool or a person."""
     is_named: bool
     """Whether its requests name their session in a header."""
 
@@ -65,7 +65,7 @@ ONCE: Final = Kind(1, (1, 1), (1, 1), (2, 60), (1, 3), (0.0, 0.0), is_named=Fals
 
 
 def unnamed(kind: Kind) -> Kind:
-    """The same, known by how a conversation begins alone."""
+    """The same kind, whose requests name no session: only a conversation's beginning identifies it."""
     return Kind(kind.num_templates, kind.template, kind.turns, kind.asked, kind.answered, kind.pause_s, is_named=False)
 
 
@@ -98,14 +98,14 @@ TRACES: Final[dict[str, Callable[[random.Random, int], list[Asked]]]] = {
     "mixed": _mixed,
     "black-hole": _mixed,
 }
-"""By name. ``black-hole``: one engine of each role fails at once."""
+"""By name. ``black-hole``: one engine of each role fails every request immediately."""
 
 DURATION_S: Final = 300.0
-"""Within which sessions begin."""
+"""Time within which all sessions begin."""
 
 
 def made(chance: random.Random, kinds: list[tuple[Kind, int]]) -> list[Asked]:
-    """The requests of so many sessions of each kind, in the order of their times."""
+    """The requests of all sessions, in the order of their times. ``kinds``: each kind, and its number of sessions."""
     asked: list[Asked] = []
     for number, (kind, num_sessions) in enumerate(kinds):
         templates = [chance.randint(*kind.template) for _ in range(kind.num_templates)]

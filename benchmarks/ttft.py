@@ -1,4 +1,4 @@
-"""What layerwise push is for: time to first token beside a serial push, a single engine and upstream's connectors.
+"""Compares time to first token of a layerwise push, a serial push, a single engine and upstream's connectors.
 
     .venv/bin/python -m benchmarks.ttft --write    all of it, one and a half hours; docs/ttft.{md,png}
     .venv/bin/python -m benchmarks.ttft --quick    one link, two lengths, one round: does everything still run
@@ -7,8 +7,8 @@
     ... --layers 32                                        the same KV per token in twice as many layers; no page
 
 Needs root (network namespaces, see ``link.py``) but for ``--links loopback``, and ``requirements/peers.lock`` for NIXL.
-In every round all ways run once, one after the other, in turning order, and a plain socket measures the link: so ratios
-hold on a noisy machine. A case has as many rounds as fit into ``--case-s``; one that does not fit once is left out.
+In every round all ways run once, one after the other, in rotating order, and a plain socket measures the link. So
+ratios hold on a noisy machine. A case has as many rounds as fit into ``--case-s``; a case without any is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOKENS: Final = (256, 512, 2048, 8000)
 CONCURRENCY: Final = (1, 4, 16)
 _PROBE_BYTES: Final = 32 << 20
 _WARM_UPS: Final = 2
-"""Of the longest prompt: together they touch every page of the KV caches once."""
+"""Requests with the longest prompt, which together touch every page of the KV caches once."""
 _NEEDED: Final = (Way.SINGLE, Way.SERIAL, Way.LAYERWISE)
 SERVED: Final = {served.model.num_layers: served for served in (WIDE_KV, DEEP_KV)}
 _FAILURES: Final = (LinkError, BenchmarkError, EngineDied, TimeoutError, OSError)
@@ -99,7 +99,7 @@ def _run_round(bench: Bench, ways: Sequence[Way], case: Case, number: int) -> Ro
 
 
 def _ask(pool: Pool, way: Way, case: Case) -> Burst | None:
-    """None when a peer failed: that is its own affair, and said.
+    """Measures one burst. None when a peer failed, which is printed.
 
     Raises:
         BenchmarkError: A way of ours failed.

@@ -1,11 +1,11 @@
-"""What the samples of ``ttft.py`` say: spreads, rows and tables. Pure.
+"""Figures from the samples of ``ttft.py``: spreads, rows and tables. Pure.
 
 received                              forward ends      last byte acknowledged   first token
    |--------------- prefill ---------------|-- rest of the push --|-- decode --|
    |------------------------------- last byte --------------------|
    |--------------------------------- TTFT ------------------------------------|
 
-A burst is some requests at once. Nothing can end before max(prefill alone, transfer alone) of the whole burst: *limit*.
+A burst is several requests at once. It cannot end before its *limit*, which is max(prefill alone, transfer alone).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OURS: Final = (Way.SERIAL, Way.LAYERWISE)
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One request as its client saw it, in seconds from its first byte out. ``prefill_s``: prefill's own response
-    time; None where a trace knows it."""
+    time; None if the time is in a trace."""
 
     ttft_s: float
     prefill_s: float | None
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What the traces say about one request through our pool. Monotonic seconds."""
+    """One request through our pool, from its traces. Monotonic seconds."""
 
     report: TransferReport
     received_at: float
@@ -54,20 +54,20 @@ class Transfer:
 
     @property
     def last_byte_s(self) -> float:
-        """From the router's receipt on."""
+        """Time from the router's receipt to the last acknowledged byte."""
         return self.last_acked_at - self.received_at
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """Requests of one way that were asked at once. ``transfers``: one for each through our pool, in any order."""
+    """Requests of one way, made at once. ``transfers``: one for each request through our pool, in any order."""
 
     answers: tuple[Answer, ...]
     transfers: tuple[Transfer, ...] = ()
 
     @property
     def ttft_s(self) -> float:
-        """Mean over the requests."""
+        """The mean time to first token over the requests."""
         return statistics.mean(answer.ttft_s for answer in self.answers)
 
     @property
@@ -76,18 +76,18 @@ class Burst:
 
     @property
     def hand_over_s(self) -> float:
-        """TTFT less prefill's own response time, mean: what two engines cost beyond one."""
+        """Mean TTFT less prefill's mean response time: the time that two engines cost beyond one."""
         return self.ttft_s - statistics.mean(self._prefill_times)
 
     @property
     def last_byte_s(self) -> float:
-        """From the first request's receipt to the last byte of all."""
+        """Time from the first request's receipt to the last acknowledged byte of all requests."""
         first = min(transfer.received_at for transfer in self.transfers)
         return max(transfer.last_acked_at for transfer in self.transfers) - first
 
     @property
     def hidden_share(self) -> float:
-        """Of the bytes that were acknowledged before their forward pass ended; mean."""
+        """The mean share of bytes that were acknowledged before their forward pass ended."""
         return statistics.mean(transfer.report.hidden_share or 0.0 for transfer in self.transfers)
 
     @property
@@ -125,7 +125,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class WayFigures:
-    """One way. Seconds, but for the share; None where no trace tells."""
+    """Figures of one way, in seconds except ``hidden_share``; None if the way has no such figure."""
 
     ttft: Spread
     hand_over: Spread | None
@@ -135,7 +135,7 @@ class WayFigures:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One prompt length and concurrency over one link. Ratios are of the same round each."""
+    """One prompt length and concurrency over one link. Each ratio compares figures of one round."""
 
     link: str
     tokens: int
@@ -147,11 +147,11 @@ class Row:
     ways: Mapping[Way, WayFigures]
     last_byte_to_limit: Spread
     ttft_to_limit: Spread
-    """Of the burst's last first token."""
+    """The burst's last TTFT over the limit."""
     exposed: Spread
-    """Hand-over of layerwise over serial."""
+    """Hand-over of the layerwise push over that of the serial push."""
     ttft_to: Mapping[Way, Spread]
-    """TTFT of layerwise over this way's."""
+    """TTFT of the layerwise push over that of this way."""
 
 
 WAY_COLUMNS: Final = ("link", "tokens", "at once", "way", "TTFT", "hand-over", "last byte", "hidden")
@@ -210,7 +210,7 @@ def format_limits(rows: Sequence[Row]) -> str:
 
 
 def _ratios_to(way: Way, rounds: Sequence[Round], pick: Callable[[Burst], float]) -> Spread:
-    """Layerwise over ``way``, in the rounds that have it."""
+    """The layerwise figure over that of ``way``, in the rounds that have both."""
     both = [taken.bursts for taken in rounds if way in taken.bursts]
     return ratios([pick(bursts[Way.LAYERWISE]) for bursts in both], [pick(bursts[way]) for bursts in both])
 

@@ -1,6 +1,6 @@
-"""Which cases ``ttft.py`` measures, how often, and about how long that takes. Pure.
+"""Decides which cases ``ttft.py`` measures, and how often. Estimates how long that takes. Pure.
 
-The estimate is of a machine with 2 cores: measured prefill times of the benchmark's model with one compute thread.
+The estimate uses prefill times of the benchmark's model, measured with one compute thread on 2 cores.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ KV_BYTES_PER_TOKEN: Final = 64 << 10
 _BITS: Final = 8
 _LINK_BITS: Final = {"loopback": 16e9, "1gbit": 0.98e9, "2gbit": 1.96e9}
 _START_S: Final = 20.0
-"""For each engine, with the warm-up."""
+"""Start of each way, without its warm-up prompts."""
 _REQUEST_S: Final = 0.1
-"""Answer, traces, prompt."""
+"""Time of a request beside prefill and transfer: answer, traces, prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many requests of so many tokens at once over one link."""
+    """``concurrency`` requests of ``tokens`` tokens at once over one link."""
 
     link: str
     tokens: int
@@ -34,8 +34,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``links``: keys of ``places.LINKS``; ``rounds`` at most; ``case_s``: seconds for a case at most; ``layers``: of
-    the model."""
+    """``links``: keys of ``places.LINKS``; ``rounds`` at most; ``case_s``: seconds for a case at most; ``layers``: the
+    model's."""
 
     links: tuple[str, ...]
     tokens: tuple[int, ...]
@@ -50,7 +50,7 @@ class Plan:
         return max(self.tokens)
 
     def cases_of(self, links: Sequence[str]) -> Iterator[Case]:
-        """What is measured over these links."""
+        """The cases that are measured over these links."""
         return (case for case in self._all_cases(links) if self.rounds_of(case))
 
     @property
@@ -59,12 +59,12 @@ class Plan:
         return [case for case in self._all_cases(self.links) if not self.rounds_of(case)]
 
     def rounds_of(self, case: Case) -> int:
-        """As many as fit; 0 when not even one does."""
+        """The number of rounds that fit into ``case_s``; 0 when none fits."""
         return min(self.rounds, int(self.case_s / self._round_s(case)))
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """An estimate of the whole run."""
         measuring = sum(self.rounds_of(case) * self._round_s(case) for case in self.cases_of(self.links))
         num_starts = len(set(self.links) & {"loopback"}) + bool(set(self.links) - {"loopback"})
         return measuring + num_starts * len(self.ways) * (_START_S + 2 * prefill_s(self.max_tokens))
@@ -77,7 +77,7 @@ class Plan:
 
 
 def prefill_s(tokens: int) -> float:
-    """Of one prompt. Example: 2,048 → 1.3, 8,000 → 13."""
+    """Prefill time of one prompt. Example: 2,048 → 1.3, 8,000 → 13."""
     return 3e-4 * tokens + 1.65e-7 * tokens**2
 
 

@@ -25,7 +25,8 @@ _TRANSFER_ALONE: Final = "transfer alone (plain socket)"
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """The plot is in ``path`` (PNG), of single requests. Lines are medians, bands go from the least to the most."""
+    """The plot is in ``path`` (PNG). Lines are medians, bands go from the least to the most. It shows single
+    requests, or all rows if there are no single requests."""
     rows = [row for row in rows if row.concurrency == 1] or rows
     links = list(dict.fromkeys(row.link for row in rows))
     mpl.use("Agg")

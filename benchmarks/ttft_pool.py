@@ -1,15 +1,15 @@
 """The engines of ``ttft.py``: one single engine, our decode engine, and prefill engines and routers for each push.
 
     place of prefill                         place of decode (and of the client)
-      prefill, push=serial      <----------    router serial     \
-      prefill, push=layerwise   <----------    router layerwise   >--  decode,  single engine
+      prefill, push=serial      <----------    router serial     --+
+      prefill, push=layerwise   <----------    router layerwise  --+-- decode,  single engine
       prefill of each peer      <----------    client (plays the peer's proxy)  --  decode of each peer
               |                                                  |
               +------------------ KV -------------------------->
 
-All engines have one compute thread, so that one core stays free for lanes, kernel and receiver: with every core
-computing nothing could be hidden. A peer's engines are stopped (SIGSTOP) while others have
-their turn: NIXL's progress threads take half a core each while there is nothing to do.
+All engines have one compute thread, so that one core stays free for lanes, kernel and receiver: if every core computed,
+no push could be hidden. A peer's engines are stopped (SIGSTOP) while others have their turn, because each of NIXL's
+progress threads takes half a core even when it has nothing to do.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _TRACE_POLL_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All ways, ready. One thread uses it."""
+    """Engines and routers of all ways, ready. One thread uses it."""
 
     client: Place
     fronts: dict[Way, Front]
     resting: dict[Way, tuple[EngineHandle, ...]]
-    """Engines that run in their way's turn only."""
+    """Engines of peers, by way. They are stopped except in their way's turn."""
     _seeds: Iterator[int]
 
     def prompt(self, num_tokens: int) -> list[int]:
@@ -60,7 +60,7 @@ class Pool:
         return random.Random(next(self._seeds)).choices(range(100, 1000), k=num_tokens)
 
     def ask(self, way: Way, num_tokens: int, count: int = 1, at_once: int = 1) -> Burst:
-        """``count`` requests of ``num_tokens`` random tokens each, ``at_once`` at any time. Waits for all of it.
+        """Makes ``count`` requests of ``num_tokens`` random tokens, ``at_once`` at any time. Waits for all of them.
 
         Raises:
             BenchmarkError: An answer or a transfer failed, or left no trace.
@@ -97,7 +97,7 @@ def start_pool(
         EngineDied: One of them ended while starting; the message holds its last lines.
         TimeoutError: One of them did not answer.
     """
-    os.environ.update(secret_env(os.environ))  # parts on a link refuse to start without one
+    os.environ.update(secret_env(os.environ))  # parts that listen on a link refuse to start without a secret
     with ExitStack() as stack:
         far, near = (
             stack.enter_context(Starter(place, folder / side, served))
@@ -123,7 +123,7 @@ def _signal(engines: Iterable[EngineHandle], number: signal.Signals) -> None:
 
 
 def _start_ours(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, Front]:
-    """One decode engine for all pushes. Everything that was started before answers too."""
+    """Starts one decode engine, and a prefill engine and a router for each push. Waits until everything answers."""
     decode = near.start_engine(PoolRole.DECODE, "decode")
     prefills = {way: far.start_engine(PoolRole.PREFILL, way.name.lower(), push=way.name.lower()) for way in ways}
     far.wait_ready()
@@ -139,10 +139,10 @@ def _start_ours(far: Starter, near: Starter, ways: Sequence[Way]) -> dict[Way, F
 
 
 def _await_transfers(files: Sequence[Path], begun_at: float, num_tokens: int, count: int) -> tuple[Transfer, ...]:
-    """What router and prefill wrote about ``count`` requests of ``num_tokens`` that came since ``begun_at``.
+    """The transfers of ``count`` requests of ``num_tokens`` tokens that came since ``begun_at``, from the trace files.
 
     Raises:
-        BenchmarkError: They left no trace in time.
+        BenchmarkError: The files do not hold all of them within ``TRACE_TIMEOUT_S``.
     """
     deadline = time.monotonic() + TRACE_TIMEOUT_S
     while time.monotonic() < deadline:

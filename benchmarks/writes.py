@@ -1,4 +1,4 @@
-"""How many writes a layer's push takes, before and after joining neighbours and fusing requests. No clock.
+"""Counts the writes of a layer's push, before and after joining neighbours and fusing requests. No clock.
 
     .venv/bin/python -m benchmarks.writes --write   all of it, about two minutes; docs/writes.md
     .venv/bin/python -m benchmarks.writes --quick   one pair of TP, half a minute
@@ -39,7 +39,7 @@ BLOCK_SIZES: Final = (16, 128)
 TPS: Final = (Tp(1, 1), Tp(2, 1), Tp(1, 2), Tp(4, 2))
 _LAYERS: Final = 2
 _HEAD_BYTES: Final = 8
-"""Small: only the number of writes matters here."""
+"""Small, because only the number of writes matters here."""
 _SPARE: Final = 1.5
 _TRACE_S: Final = 10.0
 COLUMNS: Final = (
@@ -72,7 +72,7 @@ a submit has up to 128 writes, also of several requests, so at best one call car
 
 @dataclass(frozen=True, slots=True)
 class WritesRow:
-    """One batch of requests. Writes and batches of one layer, over all prefill ranks."""
+    """The figures of one batch of requests. Writes and batches are those of one layer, over all prefill ranks."""
 
     tp: Tp
     block_size: int
@@ -84,7 +84,7 @@ class WritesRow:
     batches_after: float
 
     def cells(self) -> tuple[str, ...]:
-        """As ``COLUMNS``."""
+        """One text for each of ``COLUMNS``."""
         return (
             str(self.tp),
             str(self.block_size),
@@ -148,7 +148,10 @@ def _count_batch(ranks: RankProcesses, trace: Path, placement: Placement, count:
 
 
 def _await_pushes(trace: Path, names: set[str], count: int) -> list[PushTrace]:
-    """The trace lines of this batch: one for each request and pair of ranks."""
+    """Waits for the trace lines of this batch, and returns them: one for each request and pair of ranks.
+
+    Raises:
+        RankError: They do not come within ``_TRACE_S``."""
     deadline = time.monotonic() + _TRACE_S
     while True:
         pushes = [it for it in read_traces([trace]) if isinstance(it, PushTrace) and it.transfer_id in names]

@@ -190,7 +190,7 @@ def _with_short_default(node: Schema) -> Schema:
 
 
 def _in_reading_order(node: Schema) -> Schema:
-    """The node with description and type first, and the description in one line, for docstrings have line breaks."""
+    """The node with description and type first, and the description, which may have line breaks, in one line."""
     found = dict(sorted(node.items(), key=lambda item: _ORDER.get(item[0], 3)))
     if "description" in found:
         found["description"] = " ".join(found["description"].split())

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Debian packages of a node: nothing when they are there, or when KUBECONFIG names a cluster that has nodes.
+# Installs the Debian packages of a node. Does nothing if they are there, or if KUBECONFIG names a cluster with nodes.
 set -eu
 [ -z "${KUBECONFIG:-}" ] || exit 0
 
@@ -15,7 +15,7 @@ need ip iproute2
 need curl curl
 need gcc gcc
 [ -x /usr/lib/cni/bridge ] || missing="$missing containernetworking-plugins"
-# pip in the root folder for pods trusts whom this machine trusts.
+# pip in the root folder for pods trusts the authorities that this machine trusts.
 [ -f /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 [ -n "$missing" ] || exit 0
 

@@ -1,6 +1,6 @@
 """Prints the rooms of each package and the arrows between them: ``python -m tools.rooms``.
 
-A room is a folder of a package, or a file beside its folders. An arrow is one room that imports another one, however
+A room is a folder of a package, or a file beside its folders. An arrow means that one room imports another, however
 often. The order of rooms from the outside in is that of import-linter's layers in ``pyproject.toml``. An arrow against
 this order is upward. ``test_rooms.py`` checks that there is no upward arrow and no circle.
 """

@@ -1,6 +1,6 @@
-"""Checks that must pass before anything is started; each failing one is a line that names the cure.
+"""Checks that must pass before a pool starts. Each failed check is told in one line that names the cure.
 
-Used by ``pdcluster local`` and ``pdcluster doctor``. Changes nothing, but for the folder that ``check_cache`` makes.
+``pdcluster local`` and ``pdcluster doctor`` use them. They change nothing, but ``check_cache`` makes its folder.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def check_modules(device: LocalDevice) -> Finding:
 
 
 def check_machine(device: LocalDevice) -> list[Finding]:
-    """Each rank's own checks before it serves: Mooncake's build, and on NPUs the needs of the ``ascend`` protocol."""
+    """Make the checks that each rank makes before it serves: Mooncake's build, and on NPUs what ``ascend`` needs."""
     if importlib.util.find_spec("mooncake") is None:
         return []  # ``check_modules`` says so
     from pdcluster_connector.self_test import judging, machine
@@ -101,7 +101,7 @@ def check_port(port: int, host: str = LOOPBACK) -> Finding:
 
 
 def check_cache(folder: Path) -> Finding:
-    """Check that ``folder`` can be written. It is made if it is not there."""
+    """Check that ``folder`` can be written. Makes the folder if it is not there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -118,7 +118,7 @@ def problems_of(findings: Iterable[Finding]) -> list[str]:
 
 
 _DEVICE_FILES: Final = {LocalDevice.CUDA: ("nvidiactl", "dxg"), LocalDevice.NPU: ("davinci_manager",)}
-"""Files in /dev of which a driver makes one; ``dxg`` is that of Windows for Linux guests."""
+"""Files in /dev. A device's driver makes one of its files; Windows makes ``dxg`` for Linux guests."""
 _BUILD_CURES: Final = {
     LocalDevice.CUDA: "the vLLM that is installed computes on CPUs: install vLLM for CUDA",
     LocalDevice.NPU: "torch_npu is not installed: use an image of vLLM-Ascend",
@@ -126,8 +126,8 @@ _BUILD_CURES: Final = {
 
 
 def detect_device() -> LocalDevice:
-    """The device for engines on this machine: the one for which the installed vLLM was built, if its device file
-    exists; else the CPU."""
+    """The device for engines on this machine: the accelerator for which the installed vLLM was built, if its device
+    file exists; else the CPU."""
     if _is_built_for(LocalDevice.NPU) and Path("/dev/davinci_manager").exists():
         return LocalDevice.NPU
     if Path("/dev/nvidiactl").exists() and _is_built_for(LocalDevice.CUDA):
@@ -174,7 +174,7 @@ def _machine_free(meminfo: Path) -> int | None:
 
 
 def _cgroup_free(folder: Path) -> int | None:
-    """Bytes that this container may still take; None: no limit is known. Page cache counts as free, for the kernel
+    """Bytes that this container may still take; None: no limit is known. Page cache counts as free, because the kernel
     gives it back."""
     try:
         limit, taken = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())

@@ -1,6 +1,6 @@
 """The subcommands of ``pdcluster``, and the flags that several of them have.
 
-Imports nothing of ours, for a probe that runs every few seconds imports this file.
+Imports nothing of ours, because a probe that runs every few seconds imports this file.
 """
 
 from __future__ import annotations

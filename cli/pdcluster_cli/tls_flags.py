@@ -1,6 +1,6 @@
-"""The flags by which commands ask engines and routers over TLS: whom to trust, what to show, which name to expect.
+"""Flags of commands that ask engines and routers over TLS: authorities to trust, own certificate, name to expect.
 
-With one of the flags nothing is asked in the clear. The files are read for each call, because Secrets are renewed in
+If one of the flags is given, no call is in the clear. The files are read for each call, because Secrets are renewed in
 place. A probe that runs every few seconds imports this file, so it imports next to nothing.
 """
 
@@ -29,7 +29,7 @@ class TlsFlags:
 
     @property
     def is_given(self) -> bool:
-        """Whether a call in the clear would be a mistake."""
+        """Whether any flag is given. A call in the clear would be a mistake then."""
         return bool(self.ca or self.cert or self.key or self.name)
 
     def context(self) -> ssl.SSLContext:
@@ -69,7 +69,7 @@ class TlsFlags:
             raise Unusable(f"{both}: {words_of(error)}: give a certificate and its key in PEM, no password") from error
 
     def told_of(self, error: ssl.SSLError) -> str:
-        """Why there is no agreement, and the cure."""
+        """Why TLS failed, and the cure."""
         trusted = f"one of --tls-ca {self.ca}" if self.ca else "one that this system trusts (or --tls-ca FILE)"
         expected = f"--tls-name {self.name}" if self.name else "the host that is asked (--tls-name NAME: another one)"
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -79,7 +79,7 @@ class TlsFlags:
 
     @property
     def told_of_refusal(self) -> str:
-        """The likely cause where the other end refuses us."""
+        """The likely cause if the other end refuses us."""
         if not self.cert:
             return "it may ask for a certificate: give --tls-cert and --tls-key"
         return f"it may refuse --tls-cert {self.cert}, which must be valid, for clients, and of an authority it trusts"
@@ -101,7 +101,7 @@ def tls_flags_of(given: argparse.Namespace) -> TlsFlags:
 
 
 def _file(word: str) -> str:
-    """``word``, if it is one. A shell's empty variable would turn TLS off."""
+    """``word``, if it is not empty. An empty word, as from a shell's empty variable, would turn TLS off."""
     if not word:
         raise argparse.ArgumentTypeError("it is empty: name a file, or leave the flag out")
     return word

@@ -58,8 +58,8 @@ def _inlined(node: Schema, defs: Mapping[str, Schema]) -> Schema:
 
 
 def _is_needed(child: Schema) -> bool:
-    """Whether the value must be there. Helm removes a default if the user gives ``null``, which a section without lines
-    is too. Then templates would fail without a clear message, or open every port instead of some."""
+    """Whether the value must be there. Helm removes a default if the user gives ``null``, or a section without
+    lines. Then templates would fail without a clear message, or open every port instead of some."""
     return bool(child["required"]) if "properties" in child else child["default"] not in ("", [], {})
 
 

@@ -1,8 +1,7 @@
 """The values of the Helm chart: each with its bounds, its default, and why that default. Data only.
 
-The one source of ``values.yaml``, ``values.schema.json`` and the table in the chart's README (``documents.py``). What
-is not named here is refused by Helm before anything is sent to the cluster, so a misspelled value is an error and not
-a default.
+The one source of ``values.yaml``, ``values.schema.json`` and the table in the chart's README (``documents.py``). Helm
+refuses all other values before it sends anything to the cluster, so a misspelled value is an error and not a default.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Amount = int | str
 
 
 class ChartModel(BaseModel):
-    """Frozen, camelCase in YAML, and what is not named is refused."""
+    """A frozen section with names in camelCase, which refuses unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, use_attribute_docstrings=True)
 

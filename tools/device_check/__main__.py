@@ -1,7 +1,7 @@
 """``python -m tools.device_check``: what the connector needs of an accelerator, tried on the one of this machine.
 
     python -m tools.device_check --report report.md      on a lent machine, at most ten minutes
-    python -m tools.device_check --device cpu            the same path without one
+    python -m tools.device_check --device cpu            the same path without an accelerator
 
 Each check is a process of its own with a limit, so a device that hangs fails one check. Decision 0017 explains each.
 """
@@ -55,9 +55,9 @@ CHECKS: Final = (
     Check("copies", f"{_HERE}.copies", 90),
     Check("handover", f"{_HERE}.handover", 80),
 )
-"""Their limits are less than ten minutes together."""
+"""All checks in their order. Their limits add up to less than ten minutes."""
 _SLOWER: Final = {"cpu": 5}
-"""By how much a device is slower than an accelerator: factor of the limits."""
+"""Factor of the limits for a device that is slower than an accelerator."""
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def main() -> int:
         if check.name in given.checks:
             findings.append(run(check, given.device))
             print(findings[-1].line, flush=True)
-            if given.report:  # after each: the machine may be gone before the last
+            if given.report:  # after each check: the machine may be gone before the last
                 given.report.write_text(page(f"Device check on {given.device}", command, findings))
     return 0 if is_good(findings) else 1
 
@@ -101,7 +101,7 @@ def _ended(process: subprocess.Popen[str], limit_s: float) -> tuple[str, str, in
 
 
 def _inherited() -> list[str]:
-    """Folders of our own ``PYTHONPATH``: a lent machine has the wheels there that were carried to it."""
+    """Folders of our own ``PYTHONPATH``. On a lent machine they hold the wheels that were carried there."""
     return list(filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 
 

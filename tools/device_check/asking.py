@@ -20,7 +20,11 @@ ANSWER_S: Final = 120.0
 
 
 def answer_of(port: int, prompt: Sequence[int], num_tokens: int = ANSWER_TOKENS) -> Answer:
-    """Raises: OSError, HTTPException: There was none."""
+    """The answer to ``prompt``. Waits at most ``ANSWER_S`` for each part of it.
+
+    Raises:
+        OSError, HTTPException: There is no answer, or it is an error.
+    """
     asked = {"max_tokens": num_tokens, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
     body = {"prompt": list(prompt), **asked}
     request = urllib.request.Request(
@@ -31,13 +35,13 @@ def answer_of(port: int, prompt: Sequence[int], num_tokens: int = ANSWER_TOKENS)
 
 
 def answers_at_once(port: int, prompts: Sequence[list[int]], number: int) -> list[Answer]:
-    """The answers to all prompts, of which ``number`` are asked at the same time."""
+    """The answers to all prompts. ``number``: how many requests run at the same time."""
     with ThreadPoolExecutor(number) as threads:
         return list(threads.map(partial(answer_of, port), prompts))
 
 
 def end_of(port: int, prompt: Sequence[int], num_tokens: int) -> str:
-    """How a request ended: ``whole``, or the error in a word."""
+    """How a request ended: ``whole``, ``torn`` if tokens are missing, or the error in a word."""
     try:
         answer = answer_of(port, prompt, num_tokens)
     except urllib.error.HTTPError as error:

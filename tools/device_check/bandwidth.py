@@ -40,7 +40,10 @@ def main() -> int:
 
 
 def _push(pair: Pair, number: int) -> float:
-    """Seconds from the begin of the forward pass until decode has the whole request."""
+    """Seconds from the beginning of the forward pass until decode has the whole request.
+
+    Raises:
+        AssertionError: Decode has wrong bytes."""
     ours, theirs = (block_tables(Placement.USED, (BLOCKS,), SHAPE.num_blocks, seed)[0] for seed in (1, 2))
     request = Request(f"round {number}", ours, theirs)
     blocks = pair.prepare(request)

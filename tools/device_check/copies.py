@@ -7,7 +7,7 @@ or pinned, or plain       ---->   or in the host's memory     default stream or 
 
 Mooncake copies from and to a device piece by piece (``MC_TCP_SLICE_SIZE``), by blocking calls in CUDA's default stream.
 vLLM computes in a stream of its own. Both processes share the one device here, which serves them in turn. Mooncake
-reads the size of a piece once: each size is tried in a process of its own.
+reads the size of a piece only once, so each size is tried in a process of its own.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ MIB: Final = {"cpu": 16, "cuda": 64, "npu": 64}
 RANGE_BYTES: Final = 1 << 20
 STEP_MS: Final = {"cpu": 1, "cuda": 8, "npu": 8}
 STEPS: Final = 12
-"""Steps of a measurement without writes, and the least with them."""
+"""Steps of a measurement without writes. With writes steps run as long as the writes."""
 PLACES: Final = ("device", "pinned", "host")
 LOADS: Final = ("none", "default", "other")
-"""Streams in which steps of kernels run."""
+"""Streams in which steps of kernels run; ``none``: no kernels."""
 SHORT: Final = (("device", "device"), ("device", "host"), ("host", "device"), ("host", "host"))
 PIECES: Final = (64 << 10, 256 << 10, 1 << 20)
-"""Mooncake's own size first, for which all is measured."""
+"""Bytes of a piece. The first is Mooncake's default; only for it all cases are measured."""
 _WAIT_S: Final = 30.0
 _TABLE_S: Final = {"cpu": 140.0, "cuda": 28.0, "npu": 28.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement: from, to, load."""
+    """One measurement. ``source``, ``target``: of ``PLACES``; ``load``: of ``LOADS``."""
 
     source: str
     target: str
@@ -79,7 +79,7 @@ def in_a_process(where: torch.device, piece_bytes: int) -> list[str]:
     """The lines of one size of pieces.
 
     Raises:
-        AssertionError: The process has ended without them, or is not through in time.
+        AssertionError: The process has ended without lines, or takes too long.
     """
     limit_s = _TABLE_S[where.type]
     os.environ["MC_TCP_SLICE_SIZE"] = str(piece_bytes)
@@ -115,7 +115,7 @@ def _measure_all(where: torch.device, piece_bytes: int, pipe: Connection) -> Non
 
 
 def _summary(rows: list[Row]) -> str:
-    """The speeds without kernels, and the cost beside them, in one line."""
+    """One line: the speeds without kernels, the speed beside kernels, and what a step of kernels then takes."""
     speed = {(row.source, row.target, row.load): row for row in rows}
     told = [f"{one} to {two} {speed[one, two, 'none'].mib_s:.0f}" for one, two in SHORT]
     busy = speed["device", "device", rows[-1].load]
@@ -126,14 +126,14 @@ def _summary(rows: list[Row]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Both ends, and kernels of this process."""
+    """Both ends of the writes, and the kernels of this process."""
 
     where: torch.device
     transport: MooncakeTransport
     session: str
     sources: Mapping[str, torch.Tensor]
     targets: Mapping[str, int]
-    """Addresses in the child."""
+    """Addresses of the child's memory, by place."""
     work: Work
     other: Any
     """A stream that is not the default one."""
@@ -211,7 +211,7 @@ def staging_line(bench: Bench) -> str:
 
 @contextmanager
 def open_bench(where: torch.device) -> Iterator[Bench]:
-    """Both processes, until the block ends."""
+    """Both processes run until the block ends."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     child = context.Process(target=_receive, args=(there, where), daemon=True)

@@ -3,9 +3,9 @@
     python -m tools.device_check.engines --device cuda --dtype bfloat16 --kill graphs
 
 Two prefill and two decode engines and a single one share the one device; the content of each push is compared in full.
-The single engine is asked twice. At the second time its prefix cache has all of a prompt but the last token, which it
-then computes alone, as decode does. So the pool must answer like that in every dtype. In bfloat16 the first time may
-differ: matrices of another shape round otherwise. ``--kill``: then engines are killed under load (``kills.py``).
+The single engine is asked twice. The second time its prefix cache has all of a prompt but the last token, which it then
+computes alone, as decode does. So the pool must give the second answer in every dtype. In bfloat16 the first answer may
+differ, because matrices of another shape round differently. ``--kill``: also kills engines under load (``kills.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHAPES: Final = {
     LocalDevice.CUDA: ModelShape(16, 8, 4, 128, hidden=1024, intermediate=2816, weight_std=0.045),
 }
 LENGTHS: Final = (1, 17, 33, 129, 641, 1537, 2049, 3073, 4097)
-"""Lengths of prompts in tokens: whole blocks of any size to 32 and one more; each is asked ``ROUNDS`` times."""
+"""Lengths of prompts in tokens: a multiple of 16 and one more. ``ROUNDS`` prompts have each length."""
 ROUNDS: Final = {LocalDevice.CPU: 1, LocalDevice.CUDA: 6}
 AT_ONCE: Final = 16
 START_S: Final = 300.0
@@ -122,7 +122,7 @@ class Pool:
     members: Mapping[str, PoolProcess]
 
     def compared(self, prompts: Sequence[list[int]]) -> list[Answer] | None:
-        """The pool's answers, one prompt after the other; None: they are not right. Prints a line."""
+        """The pool's answers, one prompt after the other; None: one differs from the single engine's, or is torn."""
         single = self.members[PoolRole.SINGLE.value].port
         for port in (single, self.front, self.front):
             answer_of(port, prompts[-1][::-1])  # so that the first request's compiling and measuring is not timed
@@ -151,7 +151,7 @@ class Pool:
 
 
 def differing(lengths: Sequence[int], ours: Sequence[Answer], theirs: Sequence[Answer]) -> list[int]:
-    """The lengths of the prompts that were answered otherwise. Pure."""
+    """The lengths of the prompts whose two answers differ. Pure."""
     return [length for length, one, two in zip(lengths, ours, theirs, strict=True) if one != two]
 
 

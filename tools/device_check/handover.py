@@ -1,7 +1,7 @@
 """Measures the hand-over of a prompt of 8,000 tokens and 32 layers: layerwise, serial, and with its content compared.
 
-A layer is as much work as a large model's, and then the kernel that writes its KV. Exposed is what comes after the
-pass: from the moment in which the device has done it until decode has every byte, and its content is compared.
+A layer does as much work as a large model's layer, and then runs the kernel that writes its KV. *Exposed* is the time
+from the end of the forward pass on the device until decode has every byte, and has compared the content.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPES: Final = {
 """64 KiB of KV a token."""
 BLOCKS: Final = {"cpu": 30, "cuda": 500, "npu": 500}
 BUSY_MS: Final = {"cpu": 1, "cuda": 16, "npu": 16}
-"""Products of a layer, together a pass of 0.2 s: about what 8e9 weights take for 8,000 tokens on an H100."""
+"""Products of matrices in a layer. A pass then takes 0.2 s, about what 8e9 weights take for 8,000 tokens on an H100."""
 ROUNDS: Final = 5
 CHECKS: Final = (ContentCheck.OFF, ContentCheck.SAMPLED, ContentCheck.FULL)
 
@@ -43,9 +43,9 @@ class Times:
     """Milliseconds of one request."""
 
     bare: float
-    """The pass without a connector, just before."""
+    """The pass without a connector, just before the pass with it."""
     forward: float
-    """The pass with it."""
+    """The pass with the connector."""
     exposed: float
 
 
@@ -77,7 +77,7 @@ def _line(timing: PushTiming, check: ContentCheck, rows: list[Times]) -> str:
 
 
 def _cost(rows: list[Times]) -> float:
-    """A pass with the connector by one without, just before."""
+    """Median ratio of a pass with the connector to the pass without it just before."""
     return statistics.median(row.forward / row.bare for row in rows)
 
 
@@ -92,7 +92,7 @@ def _summary(found: dict[tuple[PushTiming, ContentCheck], list[Times]]) -> str:
 
 
 def _pushed(pair: Pair, work: Work, name: str, check: ContentCheck) -> Times:
-    """Push one more prompt. Its bytes are not compared here, which would take seconds: ``layers.py`` does that."""
+    """Push one more prompt. Does not compare its bytes, which would take seconds: ``layers.py`` does that."""
     shape, where = SHAPES[pair.where.type], pair.where
     counts = (BLOCKS[where.type],)
     ours, theirs = (block_tables(Placement.USED, counts, shape.num_blocks, seed)[0] for seed in (1, 2))
@@ -119,7 +119,7 @@ def _bare(pair: Pair, compute: Callable[[Source, int], object]) -> None:
 
 
 def _timed(pair: Pair, step: Callable[[], object]) -> float:
-    """Milliseconds until the device has done the forward pass: other streams are not waited for."""
+    """Milliseconds until the device has done the forward pass. Does not wait for other streams."""
     synchronize(pair.where)
     began = time.perf_counter()
     step()

@@ -1,6 +1,6 @@
-"""Kills engines of a running pool while requests are under way: each ends, blocks come back, the next one is right.
+"""Kills engines of a running pool under load. Each request must end, blocks must come back, next answers must be right.
 
-Also the figures of the pushes, from the engines' trace files.
+Also has the figures of the pushes, from the engines' trace files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pdcluster_protocol.trace import PushTrace
 
 AT_ONCE: Final = 8
 TOKENS: Final = 64
-"""Of each answer under load."""
+"""Tokens of each answer under load."""
 KILL_AFTER_S: Final = 0.35
 END_S: Final = 60.0
 FREE_S: Final = 20.0
@@ -47,7 +47,7 @@ def kill_each(pool: Pool, prompts: Sequence[list[int]], answers: Sequence[Answer
 
 
 def _kill(pool: Pool, name: str, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> bool:
-    """``prompts`` and the ``answers`` that the pool gave to them one by one."""
+    """Kill the engine ``name`` under load. ``answers``: the pool's to ``prompts``, one by one."""
     longest = sorted(prompts, key=len)[-AT_ONCE:]
     began = time.monotonic()
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -63,7 +63,7 @@ def _kill(pool: Pool, name: str, prompts: Sequence[list[int]], answers: Sequence
 
 
 def _tried(pool: Pool, prompt: list[int]) -> Answer | str:
-    """The answer; or the error, of a request that a dead engine still gets."""
+    """The answer. Tries three times, because requests to the dead engine still fail; then "none"."""
     for _ in range(3):
         try:
             return answer_of(pool.front, prompt)
@@ -83,7 +83,7 @@ def _blocks_come_back(pool: Pool, names: Sequence[str]) -> bool:
 
 
 def push_figures(logs: Path) -> str:
-    """Medians by the prompt's length of the pushes that were alone; the last line counts all that were compared."""
+    """Medians over the pushes that were alone, a line for each prompt length. The last line counts all pushes."""
     lines = (line for path in sorted(logs.glob("prefill-*.trace")) for line in path.read_text().splitlines())
     pushes = [msgspec.json.decode(line, type=PushTrace) for line in lines]
     done = [push for push in pushes if push.outcome == "done" and push.layers]
@@ -95,7 +95,7 @@ def push_figures(logs: Path) -> str:
 
 
 def without_others(pushes: Sequence[PushTrace]) -> list[PushTrace]:
-    """The pushes during which no other one was under way, of any prefill engine on this machine."""
+    """The pushes during which no other push was under way on any prefill engine of this machine."""
     spans = sorted((push.forward_begin or 0.0, _last(push), number) for number, push in enumerate(pushes))
     found, ended = list[PushTrace](), 0.0
     for (begin, end, number), (next_begin, _, _) in zip(spans, [*spans[1:], (inf, inf, 0)], strict=True):
@@ -112,7 +112,7 @@ def _hidden(push: PushTrace) -> float:
 
 
 def _last(push: PushTrace) -> float:
-    """When the last byte was acknowledged."""
+    """The moment at which the last byte was acknowledged."""
     return max(layer.acked_at for layer in push.layers)
 
 

@@ -1,6 +1,6 @@
-"""Lets kernels fail while pushes are under way: no push may end well whose KV came of them, and each ends (0033).
+"""Lets kernels fail while pushes are under way (decision 0033). Pushes of their KV must not succeed; all must end.
 
-A CUDA error stays and costs the process its device. So each case is a process of its own, and decode another one.
+After a CUDA error a process has lost its device for good. So each case has a process of its own, and decode another.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pdcluster_protocol.params import ContentCheck
 
 SHAPE: Final = KvShape(block_size=16, num_blocks=80, num_layers=8)
 TP: Final = (1, 2)
-"""Two lanes: one is told of the other's error."""
+"""Two lanes: one of them hears of the other's error."""
 BLOCKS: Final = 16
 BUSY_MS: Final = {"cpu": 1, "cuda": 10, "npu": 10}
 FAILS_IN: Final = 3
 """The layer in which the kernel fails."""
 END_S: Final = 20.0
-"""Within so many seconds everything ends that the error costs."""
+"""Seconds within which all requests that the error costs must end."""
 _CASE_S: Final = 27.0
 _CUDA_ONLY: Final = "prefill, an address that there is not"
 """PyTorch takes memory by its address for CUDA only."""
@@ -41,7 +41,7 @@ Case: TypeAlias = Callable[["Pair", "Report"], None]
 
 @dataclass(slots=True)
 class Report:
-    """The findings of a case. ``wrong``: what must not be; ``seen``: what else is worth a line."""
+    """The findings of a case. ``wrong``: faults; ``seen``: other facts worth a line."""
 
     wrong: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def in_a_process(name: str, where: torch.device) -> Report:
-    """Run a case, at most ``_CASE_S``."""
+    """Run a case in a process of its own, for at most ``_CASE_S``."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_run_case, args=(name, where, there))
@@ -96,7 +96,7 @@ def _run_case(name: str, where: torch.device, pipe: Connection) -> None:
 
 
 def try_case(case: Case, pair: Pair, report: Report) -> None:
-    """Run a case. What it could not do is wrong too."""
+    """Run a case. An exception in it is a fault too."""
     try:
         case(pair, report)
     except Exception as error:  # noqa: BLE001  # it is what the case found
@@ -163,14 +163,14 @@ def fail_on_decode(pair: Pair, report: Report) -> None:
 
 
 def _requests(*names: str) -> list[Request]:
-    """Requests of ``BLOCKS`` blocks each, of which no two have one in common."""
+    """Requests of ``BLOCKS`` blocks each. No two requests share a block."""
     counts = (BLOCKS,) * len(names)
     ours, theirs = (block_tables(Placement.USED, counts, SHAPE.num_blocks, seed) for seed in (1, 2))
     return [Request(*one) for one in zip(names, ours, theirs, strict=True)]
 
 
 def _is_told(step: Callable[[], object]) -> bool:
-    """Run a forward pass; whether its thread was told of the error."""
+    """Run a forward pass. Returns whether its thread was told of the error."""
     try:
         step()
     except RuntimeError:
@@ -179,7 +179,7 @@ def _is_told(step: Callable[[], object]) -> bool:
 
 
 def _end_prefill(pair: Pair, report: Report) -> None:
-    """The forward thread was told: vLLM's engine ends, and with it the rank."""
+    """Close prefill's ranks, as vLLM's engine does when it ends because its forward thread was told of the error."""
     began = time.monotonic()
     for source in pair.sources:
         source.end.close()
@@ -215,12 +215,12 @@ def _bad_index(source: Source) -> None:
 
 
 def _bad_address(source: Source) -> None:
-    """A kernel that writes where no memory is, by memory that claims to be larger than it is."""
+    """Run a kernel that writes where no memory is: ``_Wild`` claims to be larger than the memory."""
     torch.as_tensor(_Wild(source.cache.address), device=source.cache.bytes.device)[-4096:].fill_(1)
 
 
 class _Wild:
-    """16 TiB of a device's memory behind ``address``."""
+    """Claims that 16 TiB of a device's memory follow ``address``."""
 
     def __init__(self, address: int) -> None:
         shape = {"shape": (1 << 44,), "typestr": "|u1", "data": (address, False), "version": 3, "strides": None}

@@ -1,7 +1,7 @@
-"""Pushes every layer while its kernels run, to decode in another process, and compares every byte; in three TP pairs.
+"""Pushes every layer while its kernels run, to decode in another process, and compares every byte, in three TP pairs.
 
-Each layer is slow work and then the kernel that writes its KV, as in a forward pass. The hook comes when the host has
-submitted both, long before they end. ``control.py`` shows that this check would see a push that leaves too early.
+Each layer is slow work and then the kernel that writes its KV, as in a forward pass. The hook is called when the host
+has submitted both, long before they end. ``control.py`` shows that this check would see a push that leaves too early.
 """
 
 from __future__ import annotations

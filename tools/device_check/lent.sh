@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What runs on a lent machine with a GPU, in the order of its worth, from .device/ as `pack --engines` left it there.
+# Runs the checks on a lent machine with a GPU, the most valuable first, from .device/ as `pack --engines` made it.
 #
 #     bash .device/lent.sh parts      first call: .device with connector.tar.xz, vllm.tar.xz and this file
 #     bash .device/lent.sh engines    second call, on the same machine: .device with packages.tar.xz and this file
@@ -18,7 +18,7 @@ fi
 [ -d "$there/tree" ] && root=$there/tree
 cd "$root" || exit 1
 
-at_most() { # seconds, command: not longer than what is left
+at_most() { # seconds, command: runs the command for that time, or for the time that is left if it is less
     local left=$((left_s - SECONDS + began))
     local limit=$(($1 < left ? $1 : left))
     shift

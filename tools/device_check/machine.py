@@ -1,4 +1,4 @@
-"""Names the machine, and makes the connector's checks of it at an engine's start."""
+"""Names the machine, and makes the checks of it that the connector makes when an engine starts."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _EVERYWHERE: Final = (
 _PACKAGE: Final = "ibverbs-providers"
 _DEB: Final = "deb"
 _DRIVERS: Final = ("libcuda.", "libcudart.")
-"""The driver has the first library, and PyTorch the second: so PyTorch must be imported before."""
+"""The driver has the first library, and PyTorch the second. So PyTorch must be imported before Mooncake."""
 
 
 def main() -> int:
@@ -111,7 +111,7 @@ def _plain(site: Path) -> Iterator[Path]:
 
 
 def _mooncake(site: Path) -> Iterator[Path]:
-    """Files of Mooncake's Transfer Engine, and its metadata for ``importlib.metadata``. The rest of it is 100 MiB."""
+    """Files of Mooncake's Transfer Engine, and its metadata for ``importlib.metadata``. The other files are 100 MiB."""
     yield from site.glob("mooncake*.dist-info/METADATA")
     yield site / "mooncake" / "__init__.py"
     yield site / _ENGINE
@@ -123,7 +123,7 @@ def _system(site: Path) -> Iterator[Path]:
 
 
 def _is_ours(path: Path, site: Path) -> bool:
-    """Whether the library came with the wheel, in which the engine looks for it."""
+    """Whether the library came with the wheel. The engine looks for such a library there."""
     return path.is_relative_to(site) and not path.is_relative_to(site / _DEB)
 
 

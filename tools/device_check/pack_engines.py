@@ -1,8 +1,8 @@
-"""vLLM 0.26 for a lent machine, in archives that fit beside the working tree in two calls. ``pack.py --engines``.
+"""Packs vLLM 0.26 for a lent machine into archives that travel with the tree in two calls (``pack.py --engines``).
 
     connector.tar.xz    what ``pack.py`` puts into ``.device``: first call
     vllm.tar.xz         vLLM with its operators for one chip: first call
-    packages.tar.xz     what vLLM imports and the machine lacks, and the name by which vLLM finds us: second call
+    packages.tar.xz     packages that vLLM imports and the machine lacks, and our entry points: second call
 
 The machine's own PyTorch is the one that vLLM 0.26 pins. Decision 0017 says what is left out.
 """
@@ -45,7 +45,7 @@ _NOT_NEEDED: Final = frozenset(
         *("msgspec", "pyzmq"),  # the connector's pack has them
     }
 )
-"""Of the lock: command lines and clouds of fastapi, what is for a CPU, and what the other archive has."""
+"""Packages of the lock that are left out: FastAPI's command line and cloud, parts for CPUs, the other archive's."""
 _DATA: Final = ("mistral_common/data/", "pycountry/locales/", "bin/")
 _OURS: Final = "pdcluster"
 _MACHINE: Final = {"python_version": "3.12", "python_full_version": "3.12.3"}
@@ -68,14 +68,14 @@ def _is_for_machine(line: str) -> bool:
 
 
 def is_taken(name: str) -> bool:
-    """Whether the file ``name`` of vLLM's wheel goes along. Pure."""
+    """Whether the file ``name`` of vLLM's wheel is packed. Pure."""
     if name.startswith(_LEFT_OUT):
         return False
     return not name.endswith(".so") or name in {f"vllm/{one}.abi3.so" for one in LIBRARIES}
 
 
 def fetch(work: Path, python: str, platform: str, uv: str) -> tuple[Path, Path]:
-    """Folders with vLLM's wheel as it is, and with the packages beside it."""
+    """Installs vLLM's wheel, and the packages beside it. Returns the two folders."""
     target = ("--python-version", python, "--python-platform", platform, "--only-binary", ":all:", "--no-deps")
     folders = work / "vllm", work / "packages"
     pins = wanted(LOCK.read_text(), THERE.read_text().split())
@@ -112,7 +112,7 @@ def name_us(site: Path) -> None:
 
 
 def archive(path: Path, root: Path, files: Iterable[Path]) -> Path:
-    """Pack ``files`` below ``root``; ``xz`` with both of its threads is three times as fast as Python's."""
+    """Pack ``files`` below ``root``; ``xz`` with a thread for each core is faster than Python's."""
     plain = path.with_suffix("")
     with tarfile.open(plain, "w") as tar:
         for one in files:

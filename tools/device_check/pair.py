@@ -62,7 +62,7 @@ class DeviceCache(Cache):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One prefill rank. ``final``: the KV that the model will compute, on the device, as ``cache.layers``."""
+    """One prefill rank. ``final``: the KV that the model will compute, on the device, shaped like ``cache.layers``."""
 
     end: PrefillEnd
     cache: DeviceCache
@@ -81,7 +81,7 @@ class End:
     said: str
     """Wrong bytes of what was received; else why the request was given up."""
     moment: float
-    """Monotonic seconds, of the machine: both processes have the same."""
+    """Monotonic seconds. Both processes read the same clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Pair:
 
     where: torch.device
     forward: Stream
-    """The stream of the forward pass. Not the default one, for which a plain copy would wait by itself."""
+    """The stream of the forward pass. It is not the default stream, for which a plain copy would wait by itself."""
     sources: tuple[Source, ...]
     addresses: tuple[SideChannelAddress, ...]
     decode: Connection
@@ -110,7 +110,7 @@ class Pair:
         return blocks
 
     def expect(self, request: Request) -> None:
-        """Let decode wait for a request of which the bytes do not matter."""
+        """Let decode wait for a request. Unlike ``prepare`` it leaves all memory as it is."""
         self._ask("also", request)
 
     def push(self, request: Request, compute: Callable[[Source, int], object]) -> None:
@@ -134,10 +134,10 @@ class Pair:
         return said
 
     def release(self, *requests: Request) -> None:
-        """vLLM has ended the requests; wait until prefill's blocks are free.
+        """Say that vLLM has ended the requests, and wait until prefill's blocks are free.
 
         Raises:
-            PushFailed: They are not.
+            PushFailed: The blocks are not free in time.
         """
         deadline = time.monotonic() + _ANSWER_S
         for source in self.sources:
@@ -158,7 +158,7 @@ class Pair:
         """Wait until decode has the request, or has given it up.
 
         Raises:
-            PushFailed: Neither came.
+            PushFailed: Neither happens in time.
         """
         end: End = self._ask("end", request)
         return end
@@ -181,7 +181,7 @@ def open_pair(
     *,
     timing: PushTiming = PushTiming.LAYERWISE,
 ) -> Iterator[Pair]:
-    """Ranks of both engines, until the block ends. ``tp``: of prefill and decode. ``device``: for prefill ranks.
+    """Ranks of both engines run until the block ends. ``tp``: of prefill and decode. ``device``: for prefill ranks.
 
     Raises:
         ConfigError: A rank cannot start here.
@@ -242,9 +242,9 @@ class _Decode:
         self._caches = [DeviceCache(shape, TpRank(rank, num_ranks), where) for rank in range(num_ranks)]
         self.ends = [open_decode(cache, rank, HOST) for rank, cache in enumerate(self._caches)]
         self._ended: list[dict[str, bool]] = [{} for _ in self.ends]
-        """Of each rank: requests whose wait has ended, and whether they were received."""
+        """For each rank: requests whose wait has ended, and whether they were received."""
         self._lost: dict[str, str] = {}
-        """Requests that prefill has given up, and why. They are cancelled, as the router does that has no other."""
+        """Requests that prefill has given up, and why. They are cancelled, as by a router that has no other engine."""
 
     def answer(self, word: str, request: Request) -> float | str | End:
         """The answer to one question of the parent.
@@ -288,7 +288,7 @@ class _Decode:
         return self._lost.get(request.name, "")
 
     def _await(self, request: Request) -> bool:
-        """Wait until the wait of every rank has ended; whether all of them have the request."""
+        """Wait until every rank's wait has ended. Returns whether all ranks have the request."""
         deadline = time.monotonic() + _ANSWER_S
         while True:
             self._look()
@@ -311,7 +311,7 @@ class _Decode:
 
 
 def fail_kernel(memory: torch.Tensor) -> None:
-    """Give the device a kernel that fails as one with a wrong block number does. On a CPU: nothing.
+    """Give the device a kernel that fails like one with a wrong block number. Does nothing on a CPU.
 
     ``memory``: uint8 [layer, block, byte], not written.
     """

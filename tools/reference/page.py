@@ -1,6 +1,6 @@
 """The reference of PDCluster and PDRoleScaler as a page in Markdown: fields, rules, conditions. Pure.
 
-Source of truth: the CRDs, which are made of the models of ``operator/pdcluster_operator/api``, and
+Source of truth: the CRDs, which are made from the models of ``operator/pdcluster_operator/api``, and
 ``core/status/conditions.py``.
 """
 
@@ -147,5 +147,5 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """The text with bars escaped, for a bar would end the cell."""
+    """The text with bars escaped, because a bar would end the cell."""
     return text.replace("|", "\\|")

@@ -69,4 +69,4 @@ REASONS_OF: Final[dict[Type, dict[Reason, Truth]]] = {
         Reason.VERIFICATION_FAILED: Truth.FALSE,
     },
 }
-"""``Ready`` repeats the reason of the first condition that it lacks, ``Degraded`` of the one that failed."""
+"""``Ready`` repeats the reason of the first condition that it lacks, ``Degraded`` that of the condition that failed."""

@@ -40,7 +40,7 @@ _NUMBERS: Final = {
 }
 """Patterns of numbers by YAML tag. The first that matches counts."""
 _NOT_YAML: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
-"""Errors of PyYAML, also of bytes that are no text, values that do not fit their tags, and nesting without end."""
+"""Errors that PyYAML raises, also for bytes that are no text, values that do not fit their tags, or deep nesting."""
 _NOT_JSON: Final = {*_NUMBERS, "tag:yaml.org,2002:timestamp"}
 
 
@@ -62,7 +62,7 @@ class Unreadable(Exception):
 
 
 def read_file(path: str) -> YamlDocument:
-    """The one PDCluster of a YAML or JSON file, whatever else is in it; ``-`` is standard input.
+    """The one PDCluster in a YAML or JSON file, which may hold objects of other kinds too; ``-`` is standard input.
 
     Raises:
         Unreadable: The file has no PDCluster, several, or one whose name the API server refuses; or it cannot be read.
@@ -84,7 +84,10 @@ def read_file(path: str) -> YamlDocument:
 
 
 def _as_json(path: str, document: YamlDocument) -> YamlDocument:
-    """The document as JSON has it: keys are text, and 1.0 is 1."""
+    """The document, written as JSON and read again: keys are text, and 1.0 is 1.
+
+    Raises:
+        Unreadable: It holds a value that JSON cannot express."""
     try:
         return dict(json.loads(json.dumps(document, allow_nan=False), parse_float=_number))
     except (TypeError, ValueError, RecursionError) as error:
@@ -106,7 +109,7 @@ def _check_metadata(path: str, document: YamlDocument) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Cluster and namespace in which to look; None: as kubectl would."""
+    """Cluster and namespace in which to look. None: the ones that kubectl would use."""
 
     namespace: str | None = None
     kubeconfig: str | None = None
@@ -164,7 +167,7 @@ async def _get(name: str, where: Where) -> YamlDocument:
 
 
 async def find_access(where: Where) -> tuple[ApiAccess, str]:
-    """The API server, and the namespace if none is given. As for kubectl, a pod's own API server comes last.
+    """The API server, and the namespace if the user names none. As for kubectl, a pod's own API server comes last.
 
     Raises:
         ConfigError: There is no kubeconfig, or it cannot be used.
@@ -177,10 +180,10 @@ async def find_access(where: Where) -> tuple[ApiAccess, str]:
 
 
 def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
-    """The user's PDCluster. Types and bounds are checked here; only the API server checks how fields fit together.
+    """The user's PDCluster. Checks types and bounds; only the API server checks how fields fit together.
 
-    ``is_stored``: the document comes from the API server, whose CRD may be newer than we are. Fields that only that CRD
-    has are left out.
+    ``is_stored``: the document comes from the API server, whose CRD may be newer than this program. Fields that only
+    that CRD has are left out.
 
     Raises:
         Unreadable: Fields are missing, out of bounds, or (in a file) unknown. The message names them all.

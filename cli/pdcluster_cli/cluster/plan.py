@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     try:
         wanted = read_file(given.file)
         running = read_file(given.before) if given.before else None
-        if given.from_cluster:  # Without a namespace in the file the context's counts, as for `kubectl apply`.
+        if given.from_cluster:  # If the file has no namespace, the context's counts, as for `kubectl apply`.
             where = replace(where_of(given), namespace=wanted["metadata"].get("namespace"))
             running = find_cluster(wanted["metadata"]["name"], where)
         lines = preview(

@@ -1,4 +1,4 @@
-"""Writes one router's pool as lines of text: its requests, its failures, a table of its engines, and what ails them."""
+"""Writes one router's pool as lines of text: its requests, its failures, a table of its engines, and their troubles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe_pool(page: PoolPage, router: str) -> list[str]:
 
 
 def _counts(numbers: Mapping[str, int]) -> str:
-    """The largest number first."""
+    """The numbers with their names as text, the largest first."""
     found = sorted(numbers.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {num}" for name, num in found) or "none"
 

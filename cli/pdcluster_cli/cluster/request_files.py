@@ -1,7 +1,7 @@
 """Finds requests in an access log. A log may go back further than a router remembers, but tells less of each attempt.
 
-Other lines are passed over, for on stdout the log is mixed with them. A log may be large, so only lines that contain
-the id are parsed. If many requests have one id, the newest are told, as by a router.
+Lines of other kinds are skipped, because on stdout the log is mixed with them. A log may be large, so only lines that
+contain the id are parsed. If many requests have the same id, only the newest ``MAX_FOUND`` are kept, as by a router.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 def read_access_log(path: str, name: str) -> KeptAnswer | str:
-    """The newest requests of this name in the file (``-``: standard input), or why the file cannot be read."""
+    """The newest requests with this id in the file (``-``: standard input), or why the file cannot be read."""
     try:
         with _opened(path) as lines:
             return KeptAnswer(requests=tuple(find(lines, name)))
@@ -61,7 +61,7 @@ def _opened(path: str) -> Iterator[Iterable[bytes]]:
 
 
 def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:
-    """The access line in ``text``, behind a time that a container's runtime may have put first; None: there is none."""
+    """The access line in ``text``, perhaps after a time that a container's runtime wrote; None: no line with the id."""
     begin = text.find(_SIGN)
     if begin < 0 or not any(part in text for part in parts):
         return None
@@ -102,9 +102,9 @@ def _request_of(line: AccessLine) -> KeptRequest:
 
 
 def _moments_of(line: AccessLine) -> Iterable[Moment]:
-    """Moments in the line. It does not say when failures happened, so they stand at the end.
+    """The moments that the line holds. The line does not say when failures happened, so they stand at the end.
 
-    The first byte may be the router's own: of an error, or of a comment in a stream. So it names no engine.
+    The first byte may be the router's own: of an error, or of a comment in a stream. So its moment names no engine.
     """
     if line.reservation_s is not None:
         yield Moment(line.reservation_s, Milestone.RESERVED.value, line.decode_engine)
@@ -115,7 +115,7 @@ def _moments_of(line: AccessLine) -> Iterable[Moment]:
 
 
 def _engine_of(kind: str, line: AccessLine) -> str:
-    """The engine of a failure, if the line shows it: only if one attempt was made of the role that failed."""
+    """The engine of a failure, if the line shows it: if the role that failed had only one attempt. Else empty."""
     if kind.startswith("prefill_") and kind != "prefill_exhausted":
         return line.prefill_engine if line.prefill_attempts == 1 else ""
     return line.decode_engine if kind.startswith("decode_") and line.decode_attempts == 1 else ""

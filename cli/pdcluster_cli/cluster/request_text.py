@@ -1,7 +1,7 @@
 """Writes a kept request as text for a person: where it was when, how it ended, why, and what to do.
 
-R-7 failed: 502 prefill_failed after 3.214 s, 2026-11-26 08:41:12 UTC (asked: router-1)
-POST /v1/completions, model m, stream, key team-a, transfer 5d41402abc4b2a76b9719d911017c592
+R-7 failed: 502 prefill_failed after 3.214 s, 2026-11-26 08:41:12 UTC (told by router-1)
+POST /v1/completions, stream, model m, key team-a, transfer 5d41402abc4b2a76b9719d911017c592
 
        at       took
  -0.001 s    0.001 s  its head and body come
@@ -43,7 +43,8 @@ def describe(request: KeptRequest, engines: Mapping[str, str], source: str) -> s
 
 
 def duration(seconds: float) -> str:
-    """The time in the largest unit that it has at least two of. Below 0, as our clock may be behind a router's: 0 s."""
+    """The time in the largest unit of which it has at least two, else in seconds. A time below 0 is shown as 0 s: our
+    clock may be behind a router's."""
     seconds = max(seconds, 0.0)
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
@@ -107,7 +108,7 @@ def _facts(request: KeptRequest) -> str:
 
 
 def _timeline(request: KeptRequest) -> list[str]:
-    """A row for each step, with the time until the next one; none for a request of which no time is known.
+    """A row for each step, with the time until the next step; no rows for a request without known times.
 
     Times are rounded before they are subtracted, so that the shown times add up.
     """

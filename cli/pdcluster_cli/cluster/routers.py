@@ -1,7 +1,7 @@
-"""The routers of a pool, asked at their internal ports: by URL, or each pod through the API server's proxy.
+"""Asks a pool's routers at their internal ports: by URL, or each pod through the API server's proxy.
 
-A URL with https is asked over TLS only, and so is each one where a flag of TLS is given. Through Kubernetes the API
-server speaks TLS to routers that have it, without a look at their certificates.
+A URL with https is asked over TLS. If a flag of TLS is given, so is a URL without a scheme, and one with http is
+refused. Through Kubernetes the API server speaks TLS to routers that have it, and does not verify their certificates.
 
 Each router knows only its own requests, so all are asked. If a router does not answer, its entry says why.
 """
@@ -34,20 +34,20 @@ DEFAULT_URL: Final = f"http://127.0.0.1:{INTERNAL_PORT}"
 """URL of a router's internal port on this machine, by its default number."""
 ASK_S: Final = 10.0
 _MAX_ANSWER_BYTES: Final = 64 << 20
-"""Largest answer, as from an API server: far above that of a pool with thousands of engines."""
+"""Largest answer that is read: far above that of a pool with thousands of engines."""
 _PART_BYTES: Final = 1 << 16
 _ROUTER: Final = "router"
 _TLS_FLAG: Final = router_flag("--internal-tls-cert", "")
 """The beginning of a word on a router's command line if its internal port has TLS."""
 _Paths = tuple[str, str]
-"""The path to ask for, and the older one for routers that do not know it; empty: there is none."""
+"""The path to ask for, and an older path for routers that do not know the first; empty: no older path."""
 Answers = dict[str, bytes | str]
-"""Of each router: the body of its answer, or why there is none."""
+"""By router: the body of its answer, or why there is none."""
 _NOT_FOUND: Final = 404
 
 
 class EarlierAnswer(bytes):
-    """The body of a router of an earlier version, which does not know the path and was asked for the older one."""
+    """An answer to the older path, from a router of an earlier version that does not know the first path."""
 
 
 class Unanswered(Exception):
@@ -70,7 +70,7 @@ def add_router_flags(parser: argparse.ArgumentParser) -> Any:
 def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S, *, older: str = "") -> Answers:
     """The answers to this GET. Waits at most ``timeout_s`` for the list of routers, and again for all answers.
 
-    ``older``: the path that a router is asked for if it does not know the first one: see ``EarlierAnswer``. While an
+    ``older``: the path to ask a router for if it does not know ``path``: see ``EarlierAnswer``. While an
     upgrade rolls, a pool has routers of two versions.
 
     Raises:

@@ -12,9 +12,9 @@ from pdcluster_router.core.telemetry.timeline import StepKind
 from pdcluster_router.core.telemetry.why import OK
 
 MAX_REQUESTS: Final = 10
-"""The newest ones that are shown: half of a terminal's lines are for engines."""
+"""Number of newest requests that are shown, so that engines have half of a terminal's lines."""
 MAX_WORD_CHARS: Final = 40
-"""The most of a client's word, so that a row fits on a line."""
+"""Longest part of a request id or a step that is shown, so that a row fits on a line."""
 _HEAD: Final = ("ENDED", "REQUEST", "HOW", "BODY", "FIRST BYTE", "WHOLE", "LONGEST STEP BEFORE IT")
 
 

@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _answers(given: argparse.Namespace) -> dict[str, KeptAnswer | str]:
-    """Of each source: its answer, or why there is none."""
+    """By source: its answer, or why there is none."""
     if given.access_log:
         return {given.access_log: read_access_log(given.access_log, given.request_id)}
     answers = ask_routers(given, path_for(given.request_id))
@@ -48,7 +48,7 @@ def _read(body: bytes) -> KeptAnswer | str:
 
 
 def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
-    """Print the answers. Returns the exit status. ``answers``: of each source, or why there is none."""
+    """Print the answers. Returns the exit status. ``answers``: by source, an answer, or why there is none."""
     said = {source: answer for source, answer in answers.items() if isinstance(answer, KeptAnswer)}
     for source, problem in answers.items():
         if isinstance(problem, str):

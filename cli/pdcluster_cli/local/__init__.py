@@ -2,5 +2,6 @@
 
     options -> checks -> pool (start) -> chat (first question) -> report -> watch until Ctrl-C
 
-``plan`` is pure, and so is ``options`` but for argparse's error exit. Only ``command`` knows the order of steps.
+``plan`` is pure, and so is ``options``, except ``main`` and argparse's error exit. Only ``command`` knows the order of
+steps.
 """

@@ -55,7 +55,7 @@ def served_model(port: int, *, timeout_s: float) -> str:
     """The name under which the endpoint serves its model.
 
     Raises:
-        ChatError: It names no model, or does not answer.
+        ChatError: The endpoint names no model, or does not answer.
     """
     try:
         with _asked(port, "GET /v1/models", None, _authorization(), timeout_s) as response:

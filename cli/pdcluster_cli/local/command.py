@@ -1,7 +1,7 @@
 """``pdcluster local`` from the first check to the last stop. Decides the order of steps; its neighbours carry them out.
 
 SIGINT and SIGTERM raise ``Stopped`` in the main thread, and everything is undone on the way out. A second signal during
-the clean-up is ignored, for the clean-up is bounded. After a SIGKILL the other processes end by themselves
+the clean-up is ignored, because the clean-up is bounded. After a SIGKILL the other processes end by themselves
 (``zygote_process.py``).
 """
 
@@ -52,7 +52,7 @@ ANSWER_TIMEOUT_S: Final = 600.0
 TRACE_WAIT_S: Final = 5.0
 """Seconds. A trace line is written when the last byte is acknowledged, which may be after the answer's end."""
 KEPT_RUNS: Final = 10
-"""Folders with logs and traces of earlier starts that are kept."""
+"""Folders with logs and traces that are kept, the new start's included."""
 
 
 class Stopped(KeyboardInterrupt):

@@ -1,6 +1,6 @@
-"""Parses and checks the options of ``pdcluster local``. Pure but for argparse's error exit, and ``main``.
+"""Parses and checks the options of ``pdcluster local``. Pure, except ``main`` and argparse's error exit.
 
-``plan.py`` makes each engine's plan from them.
+``plan.py`` makes each engine's plan from these options.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _name_of(word: str) -> str:
 
 
 def _join_args(words: Sequence[str]) -> list[str]:
-    """``--prefill-args --x`` as ``--prefill-args=--x``: argparse takes a lone ``--x`` for an option of its own."""
+    """Joins ``--prefill-args --x`` to ``--prefill-args=--x``: argparse would take ``--x`` for an option of its own."""
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] in ("--prefill-args", "--decode-args"):

@@ -68,7 +68,7 @@ def engine_args(options: Options, role: PoolRole, machine: Machine) -> tuple[str
 
 
 def args_of(options: Options, role: PoolRole) -> tuple[str, ...]:
-    """The user's own."""
+    """The vLLM arguments that the user gave for the role."""
     return options.prefill_args if role is PoolRole.PREFILL else options.decode_args
 
 
@@ -93,7 +93,7 @@ def problems_here(options: Options, machine: Machine) -> list[str]:
 
 
 def split_problems(options: Options, config: Mapping[str, Any]) -> list[str]:
-    """Why vLLM could not split the model of this ``config.json`` so; empty: it can, or the file does not say.
+    """Why vLLM cannot split the model of this ``config.json`` as asked; empty: it can, or the file does not say.
 
     Source of truth: vLLM 0.32, ``verify_with_parallel_config`` and ``QKVParallelLinear``. Engines would say so after
     a minute of imports.
@@ -110,7 +110,7 @@ def remarks(options: Options, machine: Machine) -> list[str]:
 
 
 def kv_cache_bytes(words: Sequence[str]) -> int | None:
-    """Bytes of one rank's KV cache, as ``words`` give them last; None: not given, or not as a plain number."""
+    """Bytes of one rank's KV cache, the last that ``words`` give; None: not given, or not as a plain number."""
     found = None
     for word, following in zip(words, (*words, "")[1:], strict=True):
         name, has_value, value = word.partition("=")
@@ -151,8 +151,8 @@ def _split_problem(options: Options, role: PoolRole, config: Mapping[str, Any]) 
 
 
 def _heads_in(config: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Attention heads and KV heads; None: not said. Of a model for several kinds of input, those for text. A latent
-    (MLA) is not split, whatever its configuration says of KV heads."""
+    """Numbers of attention heads and KV heads; None: unknown. A model for several kinds of input: the text model's.
+    vLLM does not split a latent (MLA), so it has no KV heads here, even if the configuration gives a number."""
     text = config.get("text_config")
     found = text if isinstance(text, dict) else config
     heads, kv_heads = (_positive(found.get(name)) for name in ("num_attention_heads", "num_key_value_heads"))
@@ -164,17 +164,17 @@ def _positive(value: object) -> int | None:
 
 
 def _can_share(size: int, heads: int) -> bool:
-    """Whether each rank holds as many of the heads, or each head is on as many ranks."""
+    """Whether each rank holds the same number of heads, or each head is on the same number of ranks."""
     return size % heads == 0 or heads % size == 0
 
 
 def _has_own_config(words: Sequence[str]) -> bool:
-    """Whether the user has vLLM read, or change, another configuration than the model's newest."""
+    """Whether the user's options make vLLM change the model's configuration, or read another than its newest."""
     return any(word.replace("_", "-").startswith(("--hf-", "--config", "--revision", "--model")) for word in words)
 
 
 def _memory_problem(options: Options, machine: Machine) -> str | None:
-    """Why KV caches do not fit on the CPU. vLLM fills them at its start, and the kernel would kill engines."""
+    """Why KV caches do not fit into memory on a CPU. vLLM fills them as it starts: the kernel would kill engines."""
     if machine.device is not LocalDevice.CPU or machine.free_bytes is None:
         return None
     sizes = {role: kv_cache_bytes((*CPU_ARGS, *engine_args(options, role, machine))) for role in PoolRole}

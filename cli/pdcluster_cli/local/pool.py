@@ -44,7 +44,7 @@ class RouterPlan:
     trace_file: Path
     args: tuple[str, ...] = ()
     internal_port: int = 0
-    """0: any free one, which the router then tells to the engines only."""
+    """0: any free port, which the router then tells only to the engines."""
 
 
 def start_members(
@@ -70,7 +70,7 @@ def start_members(
 
 
 def router_spec(plans: Sequence[EnginePlan], router: RouterPlan) -> EngineSpec:
-    """The router's process."""
+    """How to start the router's process."""
     argv = router_argv(
         prefill=[_url_of(plan) for plan in plans if plan.role is PoolRole.PREFILL],
         decode=[_url_of(plan) for plan in plans if plan.role is PoolRole.DECODE],

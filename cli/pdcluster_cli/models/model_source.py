@@ -1,7 +1,7 @@
 """Finds out whether engines can get the model of ``--model``: a folder, a file, or a name on a hub. Starts nothing.
 
-Whatever ``vllm serve`` takes is accepted, with the same variables (``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``,
-``HF_HUB_OFFLINE``, ``VLLM_USE_MODELSCOPE``). A hub is asked once, here: each engine would ask it for minutes.
+It accepts all that ``vllm serve`` takes, with the same variables (``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN``,
+``HF_HUB_OFFLINE``, ``VLLM_USE_MODELSCOPE``). It asks a hub once, because engines would try a silent hub for minutes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class ModelSource:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables for the engines, which keep them from asking a hub that does not answer."""
     config_file: Path | None = None
-    """Its ``config.json``; None: it has none, or only a hub has it."""
+    """Path of its ``config.json``, which may not exist; None: no path on this machine is known."""
 
     def read_config(self) -> Mapping[str, Any]:
-        """The configuration as transformers writes it; empty where it cannot be read here. vLLM says what is wrong."""
+        """The configuration as transformers writes it; empty if it cannot be read here: vLLM will say what is wrong."""
         try:
             found = json.loads(self.config_file.read_bytes()) if self.config_file else {}
         except (OSError, ValueError):
@@ -64,7 +64,7 @@ class Hub:
 
 
 def find_model(name: str, environ: Mapping[str, str], hub: Callable[[], Hub] | None = None) -> ModelSource:
-    """Where the model is. Waits some seconds at most for a hub. ``hub``: makes the hub, if one has to be asked."""
+    """Finds the model. Waits some seconds at most for a hub. ``hub``: makes the hub, if one has to be asked."""
     path = Path(name).expanduser()
     if path.exists():
         return ModelSource(str(path.resolve()), problem=_folder_problem(path), config_file=path / "config.json")
@@ -154,7 +154,7 @@ def ask_hub(endpoint: str, repository: str) -> HubAnswer:
     """This hub's answer about the model."""
     hub: Any = import_module("huggingface_hub")
     errors: Any = import_module("huggingface_hub.errors")
-    transport_error = errors.HfHubHTTPError.__bases__[0]  # of whichever HTTP library this version uses
+    transport_error = errors.HfHubHTTPError.__bases__[0]  # the base error of the HTTP library that this version uses
     try:
         hub.HfApi(endpoint=endpoint).model_info(repository, timeout=HUB_TIMEOUT_S)
     except errors.HFValidationError:

@@ -1,6 +1,6 @@
 """Makes a tiny Llama with a tokenizer: a real model that writes nonsense, for demos, tests and benchmarks.
 
-Decides its shape, its weights and where it is kept. Made with numpy, safetensors and tokenizers: to import torch and
+Decides the model's shape, weights and folder. Uses numpy, safetensors and tokenizers: to import torch and
 transformers would take seconds. Weights are larger than usual: with the usual initialisation a tiny model repeats one
 token, and equal outputs of two engines would prove nothing.
 

@@ -1,8 +1,8 @@
 """``pdcluster drain``: an engine's preStop hook. Ends when the engine is idle, or its time is over.
 
 Kubernetes marks a pod as terminating before it runs the hook, and sends SIGTERM after it. Meanwhile routers notice and
-send nothing new, and requests that have begun end whole. Idle means without work for longer than a router needs to
-notice, for until then a router may still send.
+send nothing new, and requests that have begun end whole. An engine is idle when it has had no work for longer
+than a router needs to notice, because until then a router may still send.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The engine does not say what it has to do."""
+    """The engine's work is not known."""
 
     why: str
 
@@ -62,7 +62,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser. Running pods have its options in their templates: to rename one would restart every engine."""
+    """The parser. Running pods have its options in their templates: to rename an option would restart every engine."""
     parser = argparse.ArgumentParser(prog="pdcluster drain", description=SUBCOMMANDS["drain"].help)
     add_engine_arguments(parser)
     add = parser.add_argument
@@ -74,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def wait_until_idle(ask_engine: Ask, *, timeout_s: float, idle_s: float) -> str:
-    """Wait until the engine is idle. Returns why the wait is over. Takes ``timeout_s``, and 1 s for a last look."""
+    """Wait until the engine is idle. Returns why the wait is over. At most ``timeout_s``, and 1 s for a last look."""
     began_at = now = time.monotonic()
     watch = IdleWatch(idle_s)
     while True:

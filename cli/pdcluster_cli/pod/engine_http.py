@@ -1,6 +1,6 @@
 """Asks the engine in the same pod over HTTP or HTTPS, for ``pdcluster drain`` and ``pdcluster ready``.
 
-The standard library only, and little of it: a probe runs every few seconds on cores that the engine needs.
+It imports little, and only from the standard library: a probe runs every few seconds on cores that the engine needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdcluster_cli.tls_flags import TlsFlags, Unusable, add_tls_flags
 from pdcluster_protocol.launch import HTTP_PORT
 
 _HOST_VARIABLES: Final = ("VLLM_HOST_IP", "POD_IP")
-"""Variables with the engine's address, the first one first: the connector listens at it; the second is the pod's."""
+"""Variables with the engine's address, in order of preference: where the connector listens, then the pod's address."""
 
 
 IN_THE_CLEAR: Final = TlsFlags()
@@ -34,7 +34,7 @@ class NoAnswer(Exception):
 
 
 class NoAgreement(NoAnswer):
-    """The engine is there, and one end refuses the other's certificate, or it has no TLS. The message has the cure."""
+    """The engine is there, but has no TLS, or one end refuses the other's certificate. The message has the cure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def ask(
 
     Raises:
         NotThere: The connection was refused, or the name does not exist any more.
-        NoAgreement: The engine is there, and TLS comes to no agreement.
+        NoAgreement: The engine is there, but has no TLS, or one end refuses the other's certificate.
         NoAnswer: There is no whole answer, or the files of TLS cannot be used.
     """
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
@@ -105,7 +105,7 @@ def _answer_of(connection: http.client.HTTPConnection, path: str, tls: TlsFlags)
     except (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected) as error:
         if not tls.is_given:
             raise
-        # In TLS 1.3 a server refuses a client behind the agreement, and vLLM's hangs up without a word.
+        # In TLS 1.3 a server refuses a client after the handshake, and vLLM's server then hangs up without an alert.
         raise NoAgreement(f"it hung up behind the TLS agreement: {tls.told_of_refusal}") from error
 
 

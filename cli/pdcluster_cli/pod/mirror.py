@@ -3,8 +3,8 @@
     mounted Secret, links that are replaced --a child process--> files that are written in place --inotify--> vLLM
 
 vLLM's ``--enable-ssl-refresh`` (0.32, ``entrypoints/launchers/utils/ssl.py``) watches files by inotify, which follows a
-file and not its name. Of a mounted Secret it sees the first renewal only: what it watches is deleted then. It sees each
-write in place. The engine takes the place of this process, so that it gets the pod's signals.
+file and not its name. In a mounted Secret it sees only the first renewal, which deletes the watched files. It sees each
+write to a file in place. The engine takes the place of this process (exec), so that it gets the pod's signals.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CERT: Final = "tls.crt"
 KEY: Final = "tls.key"
 CA: Final = "ca.crt"
 _PUBLISHED: Final = "..data"
-"""Kubernetes' link to the folder of now in a mounted Secret: all files change at once with it."""
+"""Kubernetes' link to the current folder of a mounted Secret. When the link changes, all files change at once."""
 _STEPS: Final = 5
-"""The most steps of each end in a handshake in memory; it takes two."""
+"""The most steps of each end in a handshake in memory, which needs two."""
 
 
 class NotCopied(Exception):
@@ -41,9 +41,9 @@ class NotCopied(Exception):
 
 @dataclass(slots=True)
 class Mirror:
-    """The copy of three files, as they were when they were last usable. One owner.
+    """Keeps a copy of three files as they were when they were last usable. One owner.
 
-    ``_copied``: what the copy holds; empty where that is not known.
+    ``_copied``: what the copy holds; empty if that is unknown.
     """
 
     source: Path
@@ -51,11 +51,11 @@ class Mirror:
     _copied: dict[str, bytes] = field(default_factory=dict)
 
     def update(self) -> bool:
-        """Whether the copy was written anew. It is not touched where nothing has changed.
+        """Write the copy if the source has changed. Returns whether it was written.
 
         Raises:
-            NotCopied: A file cannot be read, the key does not fit, or peers would refuse the certificate. The copy is
-                not touched then. Or the copy cannot be written: the next look writes it again.
+            NotCopied: A file cannot be read, the key does not fit, or peers would refuse the certificate: the copy is
+                not touched. Or the copy cannot be written: the next look writes it again.
         """
         published = self.source / _PUBLISHED
         folder = published.resolve() if published.is_symlink() else self.source
@@ -74,7 +74,7 @@ class Mirror:
 
 
 def main(words: Sequence[str]) -> int:
-    """Does not return if the engine starts. Exit status 2: its certificate cannot be used, or there is no program."""
+    """Does not return if the engine starts. Exit status 2: its certificate or program cannot be used."""
     given = make_parser().parse_args(words)
     mirror = Mirror(given.source, given.target)
     try:
@@ -89,7 +89,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The parser. Running pods have its options in their templates: to rename one would restart every engine."""
+    """The parser. Running pods have its options in their templates: to rename an option would restart every engine."""
     parser = argparse.ArgumentParser(prog="pdcluster mirror", description=SUBCOMMANDS["mirror"].help)
     add = parser.add_argument
     add("--source", type=Path, required=True, metavar="FOLDER", help=f"with {CERT}, {KEY} and {CA}: a mounted Secret")
@@ -118,7 +118,7 @@ def _follow(mirror: Mirror, engine: int, interval_s: float) -> None:
 
 
 def _check(folder: Path) -> None:
-    """By a handshake in memory, as routers prove the same certificate before they use it.
+    """Check the certificate by a handshake in memory, as routers check the same certificate before they use it.
 
     Raises:
         OSError: OpenSSL does not take the files, or a peer that trusts these authorities would refuse the certificate.
@@ -144,6 +144,6 @@ def _write_in_place(path: Path, content: bytes) -> None:
 
 
 def _say(line: str) -> None:
-    """Print the line; that no process reads it is no reason to end, and to leave the engine without renewals."""
+    """Print the line. If stderr is closed, go on without it: the engine still needs renewals."""
     with suppress(OSError):
         print(f"pdcluster mirror: {line}", file=sys.stderr, flush=True)

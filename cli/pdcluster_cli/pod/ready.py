@@ -6,7 +6,7 @@ operating system has the port. Prefill has no side channel: it calls decode's. O
 calls work (``POST /pdcluster/verify`` of a router).
 
 With ``--alive`` it is the liveness probe of an engine with TLS: kubelets have no certificate to show. No restart mends
-a certificate, so an engine that refuses ours, or whose own is refused, is alive.
+a certificate, so an engine counts as alive even if one end refuses the other's certificate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWER_VERSION: Final = 3
 
 
 def main(words: Sequence[str]) -> int:
-    """Exit status 0: the engine can serve; 1: not, and a line says why."""
+    """Exit status 0: the engine can serve (``--alive``: it lives); 1: it cannot, and a line says why."""
     given = make_parser().parse_args(words)
     deadline = time.monotonic() + given.timeout_s
     role = Role(given.role)

@@ -1,7 +1,7 @@
-"""Speaks as little of ZeroMQ's protocol as one question needs: greeting, handshake, one message each way.
+"""Speaks the part of ZeroMQ's protocol that one question needs: greeting, handshake, one message each way.
 
-Source of truth: ZMTP 3.0 (ZeroMQ RFC 23), mechanism NULL, as a DEALER that talks to a ROUTER. Written by hand, for to
-load a library for a probe every few seconds would cost more than the question.
+Source of truth: ZMTP 3.0 (ZeroMQ RFC 23), mechanism NULL, as a DEALER that talks to a ROUTER. It is written by
+hand, because to load a library for a probe every few seconds would cost more than the question.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Engines and routers as processes of this machine: their words, how they are forked, how they start and end."""
+"""Engines and routers as processes of this machine: command lines, forks, starts and ends."""

@@ -27,7 +27,7 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class PoolRole(Enum):
-    """An engine's part in a pool. The value is in logs and file names; that of prefill and decode is the protocol's."""
+    """An engine's part in a pool. Logs and file names have the value; PREFILL and DECODE have the protocol's."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -70,7 +70,7 @@ SCRATCH: Final = ("VLLM_RPC_BASE_PATH",)
 """Variables with the folder of vLLM's sockets, which a killed engine leaves. Default: the system's temporary folder."""
 
 CPU_ARGS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(512 << 20))
-"""A try-out does not need to compile, which takes 25 s. By default each engine's KV cache is a share of all memory."""
+"""A try-out does not need to compile, which takes 25 s. By default an engine's KV cache is a share of all memory."""
 
 CPU_STAGE_ARGS: Final = ("--no-enforce-eager", "--compilation-config", '{"mode": 2, "backend": "eager"}')
 """For pipeline stages: without a compilation mode vLLM 0.32's CPU worker skips the warm-up, and then a later stage has
@@ -113,7 +113,7 @@ def preload_modules(device: LocalDevice) -> tuple[str, ...]:
 
 
 OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
-"""For the tiny model, which we make. A user's model, its tokenizer or its draft model may need a hub."""
+"""For the tiny model, which needs no hub. A user's model, its tokenizer or its draft model may need one."""
 
 
 def zygote_env(device: LocalDevice) -> dict[str, str | None]:
@@ -148,7 +148,7 @@ def secret_env(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def engine_spec(plan: EnginePlan) -> EngineSpec:
-    """The process that runs the planned engine."""
+    """How to start the process that runs the planned engine."""
     env: dict[str, str | None] = {"OMP_NUM_THREADS": str(plan.num_threads)} if plan.device is LocalDevice.CPU else {}
     return EngineSpec(
         name=plan.name,
@@ -172,7 +172,7 @@ def engine_argv(plan: EnginePlan) -> tuple[str, ...]:
 
 
 def kv_transfer_config(plan: EnginePlan) -> dict[str, object]:
-    """vLLM's ``KVTransferConfig`` for one side of a hand-over."""
+    """vLLM's ``KVTransferConfig`` for the planned engine."""
     ours: ConnectorSettings = {"host": LOOPBACK, "transfer_protocol": _TRANSFER_PROTOCOL[plan.device]}
     if plan.trace_file:
         ours["trace_file"] = str(plan.trace_file)

@@ -8,7 +8,7 @@ from typing import Final
 from pdcluster_cli.processes.root_cause import SIGNALS, root_cause
 
 _MAX_LOG_BYTES: Final = 4 << 20
-"""The beginning of a log that is searched for a cause: an engine writes some ten KiB while it starts."""
+"""Length of a log's beginning that is searched for a cause. An engine writes some ten KiB while it starts."""
 
 
 def describe_end(name: str, exit_code: int, log_path: Path) -> str:
@@ -24,7 +24,7 @@ def said(cause: str | None) -> str:
 
 
 def cause_in(log_path: Path) -> str | None:
-    """The first error in the log that is no echo of another one; None: there is none."""
+    """The first error in the log that does not repeat another error; None: there is none."""
     try:
         with log_path.open(errors="replace") as log:
             return root_cause(log.read(_MAX_LOG_BYTES))

@@ -1,8 +1,8 @@
-"""Finds in an engine's log why it did not start: the first error that does not only repeat another one. Pure.
+"""Finds in an engine's log why it did not start: the first error that does not repeat another error. Pure.
 
 vLLM 0.32 tells one failure many times: a worker logs its traceback, the engine core logs "initialization failed", the
 API server raises "See root cause above". So the end of the log, which a person sees first, says the least. Python
-prints a chain of exceptions oldest first and raised one last, so the cause is the last line of the first chain.
+prints the oldest exception of a chain first and the raised one last, so the cause is the last line of the first chain.
 
     [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1] Traceback (most recent call last):
     [name] (EngineCore pid=7) ERROR 11-22 16:18:58 [core.py:1]   File "x.py", line 1, in f

@@ -254,7 +254,7 @@ class Zygote:
         self._wait_ended()
 
     def _wait_ended(self) -> int:
-        """The exit code. The process ends by itself, for the socket is closed; otherwise it is killed."""
+        """The exit code. The process ends by itself, because the socket is closed; if it does not, it is killed."""
         try:
             return self._process.wait(KILL_WAIT_S)
         except subprocess.TimeoutExpired:

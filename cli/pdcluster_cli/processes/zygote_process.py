@@ -35,7 +35,7 @@ from pdcluster_cli.processes.zygote import MAX_MESSAGE_BYTES, EngineSpec, Ready,
 
 @dataclass(frozen=True, slots=True)
 class ForkedEngine:
-    """One forked engine: leader of its own process group, and where its exit status goes."""
+    """One forked engine, which leads its own process group. ``status_fd``: the pipe that gets its exit status."""
 
     pid: int
     exited_fd: int
@@ -58,7 +58,7 @@ class Ending:
             self._status = end.code or 0
 
     def leave(self) -> None:
-        """End the process, if its status is known. Registered as the first exit function, so called as the last."""
+        """End the process, if its status is known. Registered as the first exit function, so Python calls it last."""
         if self._status is not None:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
@@ -102,7 +102,7 @@ def _import_once(parent: socket.socket, modules: Sequence[str]) -> None:
 
 
 def import_if_there(module: str) -> None:
-    """Import the module, unless this version of its library lacks it: engines then import another one by themselves."""
+    """Import the module, unless this version of its library lacks it: engines then import another module themselves."""
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -112,7 +112,7 @@ def import_if_there(module: str) -> None:
 
 
 def _serve(parent: socket.socket) -> EngineSpec | None:
-    """Fork an engine for each order. Returns in a fork its order, and in the zygote None when the parent has gone."""
+    """Fork an engine for each order. A fork returns its order; the zygote returns None when the parent has gone."""
     linux.outlive_parent()  # from here on a closed socket shows that the parent died: we end the engines first
     children: list[ForkedEngine] = []
     with selectors.DefaultSelector() as selector:

@@ -39,7 +39,7 @@ MAX_CHOICE_BYTES: Final = 64 << 10
 
 
 class MessagesSaid(Said):
-    """The keys that matter in a request of this API alone."""
+    """The keys of ``Said``, and one that matters only in this API."""
 
     tool_choice: msgspec.Raw = ABSENT
 
@@ -74,10 +74,11 @@ class _Whole(msgspec.Struct):
 
 
 def parse_messages(raw: Bytes) -> MessagesBody:
-    """The client's request body, which does not change from now on.
+    """The client's request body, scanned. ``raw`` must not change from now on.
 
     Raises:
-        BadBody: It is not a JSON object, its ``tool_choice`` is too long, or it has a key that only the router may set.
+        BadBody: It is not a JSON object, its ``tool_choice`` is too long, or its ``vllm_xargs`` names transfer
+            parameters.
     """
     begin, said = scanned(raw, _SAID)
     ours = [b'"ec_transfer_params":null'] if said.ec_transfer_params is not ABSENT else []
@@ -100,7 +101,8 @@ def first_event(stream: Bytes) -> tuple[int, int]:
 
 
 def unfinished(answer: Bytes) -> str:
-    """Why an answer that is not streamed is not whole; empty: it is whole. For prefill's answer of one token too."""
+    """Why an answer that is not streamed is not whole; empty: it is whole. Prefill's answer of one token comes here
+    too."""
     try:
         _ANSWER.decode(answer)
     except NO_JSON:

@@ -1,4 +1,5 @@
-"""Clients' keys: which there are, whose a request shows, and what each may ask for. Pure: ``access.py`` reads the file.
+"""Clients' keys: which ones exist, which one a request shows, and what each may ask for. Pure: ``access.py`` reads the
+file.
 
     # comment
     9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c1b0f00a08  team-a     what sha256sum prints, and a name
@@ -67,7 +68,7 @@ class ApiKeys:
         return len(self._digests) > 1
 
     def flow_of(self, name: str) -> KeyFlow:
-        """The line in the queue for requests of this key."""
+        """The flow of the requests with a key of this name."""
         return self._flows.get(name) or KeyFlow(name)
 
     def name_of(self, key: bytes) -> str | None:

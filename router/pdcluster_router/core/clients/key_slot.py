@@ -25,7 +25,8 @@ class KeySlot:
         """Header lines for its answer; may be empty."""
 
     def waits_for_a_place(self) -> None:
-        """The queue may have no place for it. Call it in the turn of the loop in which the request entered."""
+        """The queue may have no place for the request. Call it in the turn of the event loop in which the request
+        entered."""
         self._is_held = True
         self._use.hold(self, self._num_tokens)
 
@@ -35,7 +36,7 @@ class KeySlot:
         self.lines = rate_lines(self._use, now)
 
     def leave(self) -> None:
-        """The request is over. Once."""
+        """The request is over. Call it once."""
         self._use.leave()
         if self._is_held:
             self._use.let_go(self)

@@ -64,7 +64,7 @@ class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_serving(self) -> bool:
-        """Unknown means as ready."""
+        """Unknown means the same as ``is_ready``."""
         serving = (self.conditions or Conditions()).serving
         return self.is_ready if serving is None else serving
 
@@ -97,8 +97,8 @@ class Discovered:
 
 
 def members_of(slices: Iterable[EndpointSlice], *, always_https: bool = False) -> Discovered:
-    """Every engine once, by IPv4 first, then by IPv6, each in the order of URLs. ``slices``: all of one cluster.
-    ``always_https``: every engine is asked over https, whatever its slice says."""
+    """Every engine once: first those with an IPv4 address, then those with IPv6 only, both in the order of URLs.
+    ``slices``: all of one cluster. ``always_https``: every engine is asked over https, whatever its slice says."""
     sightings: list[_Sighting] = []
     problems: list[str] = []
     for one in slices:
@@ -122,7 +122,7 @@ class _Sighting:
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """The newer one wins, and between equals the one that is ready."""
+        """The newer sighting wins; of two equally new ones, the one that is ready."""
         return self.version, self.member.is_ready
 
 

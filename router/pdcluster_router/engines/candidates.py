@@ -41,7 +41,7 @@ class Candidates:
         """The chooser of each first tier: prefill's by revision, and decode's under None."""
 
     def sort(self, engines: Sequence[Engine]) -> None:
-        """The tiers are worked out again. ``engines``: all of them, as they are now."""
+        """Works out the tiers again. ``engines``: all candidates, as they are now."""
         self.decode_tiers = decode_tiers(engines)
         revisions = {engine.revision for engine in engines}
         self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
@@ -49,7 +49,7 @@ class Candidates:
         self._choosers = {key: self._chooser(key, found[0]) for key, found in tiers if found}
 
     def use(self, policy: Policy) -> None:
-        """``policy`` chooses once they are sorted again."""
+        """``policy`` chooses from now on. Call ``sort`` next: it makes the policy's choosers."""
         self.policy = policy
         self._choosers = {}
 
@@ -66,7 +66,8 @@ class Candidates:
         return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
-        """The decode engine with the least to do of those not ``tried``; None: no other. For calls without KV."""
+        """The decode engine with the least to do of the best tier that is left; None: all are ``tried``. For calls
+        without KV."""
         now = self._now()
         return min(left_of(self.decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
 
@@ -75,7 +76,7 @@ class Candidates:
         return self.policy(engines)(request, now=self._now(), chance=random.random) if engines else None
 
     def _chooser(self, key: str | None, engines: list[Engine]) -> tuple[list[Engine], Chooser[Engine]]:
-        """The chooser of before if its engines are the same, for what it has worked out still holds; else a new one."""
+        """The chooser from before if its engines are the same, for its results still hold; else a new one."""
         known = self._choosers.get(key)
         if known and known[0] == engines:
             return known

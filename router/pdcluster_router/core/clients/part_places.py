@@ -17,7 +17,7 @@ class PartPlaces:
     __slots__ = ("_most", "num_taken")
 
     def __init__(self, num_clients: int) -> None:
-        """``num_clients``: how many places there are for clients and parts together."""
+        """``num_clients``: how many places clients have. Parts may take a quarter of them."""
         self._most = num_clients // SHARE
         self.num_taken = 0
 

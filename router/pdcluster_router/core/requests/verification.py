@@ -33,7 +33,8 @@ _LETTERS: Final = "abcdefghijklmnop"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Facts of decode's reservation. ``num_tokens``: those asked for. ``block_tokens``: of its largest blocks."""
+    """Facts of decode's reservation. ``num_tokens``: asked for by decode. ``block_tokens``: in one of its largest
+    blocks."""
 
     num_prompt_tokens: int
     num_tokens: int
@@ -48,7 +49,7 @@ class Trial:
     status: int
     """The status of decode's answer, or of ours when there was none."""
     error: str
-    """The error in that answer; empty when it is no error and whole."""
+    """The error in that answer; empty: the answer is whole, and no error."""
     asked: Asked | None
     """None: no reservation has come."""
     prefill_problem: str

@@ -37,7 +37,7 @@ class RecentCounts(Generic[Counted]):
         counts[kind] += 1
 
     def counts(self, *, now: float) -> Counter[Counted]:
-        """How many of each kind have happened within the span. Its oldest step may be left out already."""
+        """How many of each kind have happened within the span. Up to the oldest tenth of the span is left out."""
         self._forget_before(int(now / self._step_s) - NUM_STEPS + 1)
         return sum(self._steps.values(), Counter())
 

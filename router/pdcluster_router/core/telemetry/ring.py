@@ -29,7 +29,8 @@ class Ring:
         return len(self._entries)
 
     def add(self, entry: bytes) -> None:
-        """Add the newest entry. The oldest ones make room for it. One that is larger than the ring is not added."""
+        """Add the newest entry. The oldest ones make room for it. An entry that is larger than the ring is not
+        added."""
         num_bytes = len(entry) + ENTRY_BYTES
         if num_bytes > self._max_bytes:
             return

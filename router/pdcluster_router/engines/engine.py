@@ -52,9 +52,9 @@ class Engine:
         now: Callable[[], float],
         trust: EngineTrust | None = None,
     ) -> None:
-        """``idle_connections``: those of all engines. ``on_idle``: called when its last request has ended while it gets
-        nothing new. ``on_breaker``: called when it is ejected, tried, or back. ``now``: monotonic seconds. ``trust``:
-        for an engine with TLS.
+        """``idle_connections``: those of all engines. ``on_idle``: called when the engine's last request has ended
+        while it gets no new ones. ``on_breaker``: called when the engine is ejected, tried, or back. ``now``: monotonic
+        seconds. ``trust``: for an engine with TLS.
         """
         parts = urlsplit(member.url)
         self.name = name
@@ -105,9 +105,10 @@ class Engine:
         self.pool.keep(state is EngineState.SERVING)
 
     def take(self, num_tokens: int) -> Era:
-        """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended.
+        """A request of about ``num_tokens`` is placed here. Call ``give_back`` when it has ended, with its tokens as
+        ``recount`` has left them.
 
-        Returns the era, for ``began``, ``failed`` and its breaker.
+        Returns the era, for ``began``, ``failed`` and the breaker.
         """
         self.load.outstanding_tokens += num_tokens
         self.load.placed_at = now = self._now()

@@ -123,8 +123,7 @@ class Timeouts:
     prefill_s: float
     """For each attempt."""
     reservation_s: float | None = None
-    """For decode's reservation. None: ``first_byte_s`` holds: a decode engine may need no reservation, and say so
-    late."""
+    """For decode's reservation. None: until ``first_byte_s``, for decode may need none and say so late."""
     transfer_s: float = 600.0
     """From the client's request until decode has the KV, with all attempts. Engines are told how much is left."""
     first_byte_s: float = 600.0
@@ -173,8 +172,7 @@ WORK: Final = {
     Phase.PREFILLING: Role.PREFILL,
     Phase.LOCAL_PREFILL: Role.DECODE,
 }
-"""The role that has to prefill a request, now or soon. In other phases no role has to: the KV is there or not
-needed."""
+"""The role that has to prefill a request, now or soon. In other phases none has to: it is over, or not needed."""
 _ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
 _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)

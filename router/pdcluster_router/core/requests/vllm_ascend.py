@@ -11,7 +11,7 @@ scheduler of vLLM 0.23. These facts follow from them:
 - Decode frees the blocks of a request that ended while it waited only when prefill says "done". An aborted prefill
   never says so. So a call to prefill is not aborted; it may run to its end, within a limit.
 - A decode engine with ``recompute_scheduler_enable`` gives a request back instead of preempting it. That request cannot
-be continued exactly: prompt and text so far, tokenized again, may be other tokens. So the router answers an error.
+  be continued exactly: prompt and text so far, tokenized again, may be other tokens. So the router answers an error.
 """
 
 from __future__ import annotations

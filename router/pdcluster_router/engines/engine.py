@@ -150,7 +150,8 @@ class Engine:
         return self.pool.send((head, *body), sink, fresh=fresh)
 
     async def probe(self, *, timeout_s: float) -> Sign:
-        """Asks its ``/health``, for ``timeout_s`` seconds at most. The limit of connections does not count the call."""
+        """Asks the engine's ``/health``, for ``timeout_s`` seconds at most. The call does not count for the limit of
+        connections."""
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._fetch_once(self._get("/health"), is_probe=True)

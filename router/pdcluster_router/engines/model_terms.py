@@ -1,7 +1,7 @@
 """The terms of requests by the model that they name: which engines may serve them.
 
-``core/engines/catalog.py`` decides. A name is looked up when it is asked for first, and kept until an engine changes,
-so that a request costs one look into a dictionary.
+``core/engines/catalog.py`` decides. A name is looked up when a request has it first, and kept until an engine changes,
+so that later requests cost one look into a dictionary.
 """
 
 from __future__ import annotations

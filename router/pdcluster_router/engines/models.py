@@ -21,7 +21,7 @@ from pdcluster_router.engines.roster import Roster
 TIMEOUT_S: Final = 10.0
 """Seconds for one engine. No request on the hot path waits for it."""
 KEPT_S: Final = 5.0
-"""Seconds for which a list is kept: a newly loaded adapter is seen after that."""
+"""Seconds for which a list is kept: a newly loaded adapter is seen within this time."""
 _MAX_KEPT: Final = 16
 """The most lists kept of one engine: one for each key that was sent with the question."""
 

@@ -49,8 +49,7 @@ class Terms:
     place_decode: Callable[[RequestFacts, Sequence[Engine]], Engine | None]
     """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
     place_prefill: Callable[[RequestFacts, Sequence[Engine], str], Engine | None]
-    """The prefill engine to ask next, likewise. The last argument is decode's revision: only engines of the same one
-    fit."""
+    """The prefill engine to ask next, likewise. The last argument is decode's revision, which prefill must have too."""
     retries: Retries
     wants_receipt: bool = False
     """Whether decode shall say how many tokens were pushed to it."""
@@ -146,7 +145,7 @@ class Roster:
         """The decode engines that new requests are placed among."""
         return len(self._all.decode_tiers[0]) if self._all.decode_tiers else 0
 
-    # What an engine says.
+    # Callbacks of engines, and the timer of their breakers.
 
     def _became_idle(self) -> None:
         """Looks in the loop's next turn whether an engine is to be removed, not within the call that ends its last

@@ -38,7 +38,7 @@ class KeyPair:
         """``context`` shows the certificate from now on. Returns the certificate's PEM.
 
         Raises:
-            ConfigError: A file cannot be read, or they do not belong together.
+            ConfigError: A file cannot be read, or the two files do not belong together.
         """
         pem = certificates_in(self.cert, self.cert_flag, "name the one to show, and those between behind it")
         self._check_key()

@@ -1,4 +1,4 @@
-"""The APIs that clients speak, and what the router must know of each: chosen by a request's path.
+"""The APIs that clients speak, and what the router must know of each. A request's path chooses its API.
 
 /v1/completions, /v1/chat/completions   OpenAI's
 /v1/messages                            Anthropic's: ``messages.py``, and decision 0026

@@ -33,7 +33,7 @@ GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: NO_REASON})
 _START: Final = b"event: message_start\n"
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1'
 _ANY_TOOL: Final = b'"tool_choice":{"type":"any"}'
-"""Replaces a named tool: vLLM reads a named tool's arguments as JSON, and one token of them is not JSON."""
+"""In prefill's body this replaces a named tool, whose arguments vLLM reads as JSON: one token of them is not JSON."""
 MAX_CHOICE_BYTES: Final = 64 << 10
 """The most bytes of a ``tool_choice``, which is scanned a second time: plenty for the name of a tool."""
 
@@ -52,7 +52,7 @@ class MessagesBody(ClientBody, frozen=True):
 
     @property
     def needs_local_prefill(self) -> bool:
-        """Never: each request is one sequence, and none asks for facts of its prompt."""
+        """False: each request is one sequence, and none asks for facts of its prompt."""
         return False
 
     @property

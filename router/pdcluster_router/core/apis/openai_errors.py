@@ -159,7 +159,7 @@ def not_verified(reason: str) -> ApiError:
 
 
 def not_verifiable(reason: str) -> ApiError:
-    """No request was made: none could prove anything."""
+    """No request was made, because no request could prove anything."""
     return ApiError(501, _SERVER, "not_verifiable", reason)
 
 

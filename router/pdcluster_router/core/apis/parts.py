@@ -67,7 +67,7 @@ class PartBody(ClientBody, frozen=True):
 
     @property
     def needs_local_prefill(self) -> bool:
-        """Never: it is one sequence, and asks for no facts of its prompt."""
+        """False: a part is one sequence, and asks for no facts of its prompt."""
         return False
 
     def _followed_by(self, ours: list[bytes]) -> tuple[bytes | memoryview, bytes]:

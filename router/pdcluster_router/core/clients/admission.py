@@ -30,13 +30,14 @@ from pdcluster_router.core.clients.fair_queue import NO_KEY, FairQueue, KeyFlow,
 from pdcluster_router.core.clients.turn_log import TurnLog
 
 PASS_S: Final = 2.0
-"""Seconds from a request's arrival in which smaller ones may pass it: a few prefills, so it mostly finds room in this
-time."""
+"""Seconds from a request's arrival in which smaller ones may pass it: a few prefills, so a large request mostly finds
+room by then."""
 MAX_LOOKED_AT: Final = 64
 """The most places that one ``admit`` looks at: it bounds the cost of a full queue."""
 _MOST_OF_LIMIT: Final = 4
 _TURN_OF_QUEUE: Final = 4
-"""A priority that had no turn for a quarter of the longest wait gets one: so its next requests enter in time."""
+"""A priority that had no turn for a quarter of the longest wait gets one, so that its next requests enter before their
+longest wait is over."""
 
 
 @dataclass(frozen=True, slots=True)

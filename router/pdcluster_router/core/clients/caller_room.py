@@ -54,7 +54,8 @@ class CallerRoom(Room):
         self.is_closed = False
 
     def take(self, num_bytes: int, share: RoomLimit, holder: str = "") -> bool:  # noqa: ARG002  # the address holds it
-        """Whether there was room, or others made some; if so it is taken until ``give_back`` or ``close``."""
+        """Whether there was room, or other connections made some; if so it is taken until ``give_back`` or
+        ``close``."""
         if self.is_closed or not num_bytes:
             return True
         calls, room = self._calls, self._calls.room

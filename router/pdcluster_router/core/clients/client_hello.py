@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 MAX_HELLO_BYTES: Final = 16 << 10
-"""The most that a ClientHello may claim. With key shares that resist quantum computers it has 2 KiB, and some more with
-a ticket of an old session. OpenSSL's first buffer has 16 KiB, so a smaller bound would save nothing."""
+"""The most bytes that a ClientHello may claim. With key shares that resist quantum computers it has 2 KiB, and some
+more with a ticket of an old session. OpenSSL's first buffer has 16 KiB, so a smaller bound would save nothing."""
 
 _HANDSHAKE: Final = 22
 _CLIENT_HELLO: Final = 1
@@ -100,7 +100,7 @@ class HelloWatch:
         return len(part)
 
     def _ends(self) -> None:
-        """The message is whole. Raises: BadHello: More in its record could be a second ClientHello, read at once."""
+        """The message is whole. Raises: BadHello: Its record has more, perhaps a second ClientHello."""
         if self._num_record_bytes_left and self._message_header[0] == _CLIENT_HELLO:
             raise BadHello("more behind its ClientHello in one record")
         self.is_over = True

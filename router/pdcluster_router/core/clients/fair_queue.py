@@ -106,10 +106,10 @@ class FairQueue(Generic[Waiter]):
     """All requests that wait for one backlog. One owner."""
 
     def __init__(self, turn_s: float) -> None:
-        """``turn_s``: seconds after which a priority has a turn although earlier ones wait."""
+        """``turn_s``: seconds after which a priority has a turn although requests of earlier priorities wait."""
         self._turn_s = turn_s
         self._classes: dict[int, _Class[Waiter]] = {}
-        """By priority. Each class has a line at least."""
+        """By priority. Each class has at least one line."""
         self._lines: dict[str, _Line[Waiter]] = {}
         """By the flow's name."""
         self._num_lines = 0

@@ -61,7 +61,7 @@ class OverLimit:
     by: LimitedBy
     limit: int
     wanted: int
-    """Requests or tokens that this one counts as."""
+    """The number of requests or tokens that this request counts as."""
     left: int
     """The rest of ``limit`` that the key has."""
     retry_after_s: int | None
@@ -89,7 +89,7 @@ class _Take:
 
 
 class Bucket:
-    """One rate. ``per_minute``: None: there is no limit."""
+    """One rate. If ``per_minute`` is None, there is no limit."""
 
     __slots__ = ("_full_at", "_held", "per_minute")
 
@@ -154,7 +154,7 @@ class Bucket:
 
 
 class KeyUse:
-    """All that the key of one name has asked for. One owner."""
+    """All that the keys of one name have asked for. One owner."""
 
     __slots__ = ("_max_concurrent", "_requests", "_tokens", "num_refused", "num_running")
 

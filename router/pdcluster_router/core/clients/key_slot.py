@@ -31,7 +31,7 @@ class KeySlot:
         self._use.hold(self, self._num_tokens)
 
     def give_back(self, now: float) -> None:
-        """No engine gets the request: its key has its rates again. A second call does nothing."""
+        """No engine gets the request: the rates of its key get back what it took. A second call does nothing."""
         self._use.give_back(self, now)
         self.lines = rate_lines(self._use, now)
 

@@ -51,8 +51,8 @@ class Room:
         """Bytes by holder. A holder without bytes is not in it."""
 
     def take(self, num_bytes: int, share: RoomLimit, holder: str = "") -> bool:
-        """Whether there was room; if so it is taken until ``give_back``. ``holder``: a key's name; empty: no holder's
-        bound."""
+        """Whether there was room; if so it is taken until ``give_back``. ``holder``: a key's name, or empty: then only
+        the room bounds it."""
         free_eighths = self.max_bytes * share - (self.used_bytes + num_bytes) * 8
         if free_eighths < 0:
             return False
@@ -82,7 +82,7 @@ class Heads:
     __slots__ = ("_num_page_bytes", "_room", "_share", "num_half_bytes")
 
     def __init__(self, room: Room, share: RoomLimit) -> None:
-        """``share``: whose connection it is."""
+        """``share``: the limit for a client's, or an engine's, connection."""
         self._room = room
         self._share = share
         self.num_half_bytes = 0
@@ -133,7 +133,7 @@ class Unread:
     __slots__ = ("_room", "_share", "num_bytes")
 
     def __init__(self, room: Room, share: RoomLimit) -> None:
-        """``share``: whose connection it is."""
+        """``share``: the limit for a client's, or an engine's, connection."""
         self._room = room
         self._share = share
         self.num_bytes = 0

@@ -24,7 +24,7 @@ MAX_LOOKED_AT: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class LineTurns:
-    """The turns of one key in a stretch."""
+    """The turns of one key in a stretch of turns."""
 
     name: str
     num_requests: int

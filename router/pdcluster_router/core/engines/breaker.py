@@ -8,9 +8,9 @@
                                 |                                                           |
                                 +-- it fails -----------------------------------------------+
 
-A request that has no outcome (its client leaves) decides nothing: after ``TRYING_S`` the next one is tried.
-Each ejection begins a new era. Outcomes of requests of an earlier era do not count. So requests that were under way
-when an engine was ejected neither eject it again nor bring it back.
+A request that has no outcome (its client leaves) decides nothing: after ``TRYING_S`` the next request is tried. Each
+ejection begins a new era. Outcomes of requests of an earlier era do not count. So requests that were under way when an
+engine was ejected neither eject it again nor bring it back.
 
 Decides from outcomes and times alone. ``core/engines/placement.py`` decides which engine may be asked when every one is
 ejected.
@@ -46,7 +46,7 @@ class Circuit(Enum):
     HALF_OPEN = "half_open"
     """The engine gets one request."""
     TRYING = "trying"
-    """That request runs: the engine gets no other."""
+    """The request of HALF_OPEN runs: the engine gets no other."""
 
 
 FIRST_ERA: Final = Era(0)

@@ -3,7 +3,7 @@
     name --each engine's list--> what it is there: a name of the base model, or an adapter, its parent and its place
          --engines that say the same of it--> a group: any prefill engine of it may push to any decode engine of it
 
-Mostly all engines of a pool say the same: then a request goes to any of them. ``placement.py`` sorts the engines of a
+Mostly, all engines of a pool say the same: then a request goes to any of them. ``placement.py`` sorts the engines of a
 group as it sorts those of a whole pool. Decides from lists and states alone.
 """
 
@@ -76,8 +76,8 @@ def served_names(engines: Sequence[SaysModels]) -> list[str]:
 
 
 def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E]:
-    """For a request that names no model. vLLM takes its first model then; here that of the first decode engine
-    counts."""
+    """For a request that names no model. vLLM then takes its first model; the router takes that of the first decode
+    engine."""
     if len(listings) > 1:
         decodes = [engine for engine in present if engine.role is Role.DECODE]
         name = next(iter(_listings_of(decodes) or listings)).bases[0]

@@ -52,7 +52,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
     addresses: list[str]
-    """All of one endpoint; only the first is used."""
+    """All addresses of the endpoint; only the first one is used."""
     conditions: Conditions | None = None
     target_ref: Reference | None = None
 
@@ -118,7 +118,7 @@ class _Sighting:
     version: int
     """The slice's version: of two sightings the one with the higher version is newer."""
     preference: int
-    """Place of its address type in ``_ADDRESS_TYPES``."""
+    """Place of the slice's address type in ``_ADDRESS_TYPES``."""
 
     @property
     def rank(self) -> tuple[int, bool]:

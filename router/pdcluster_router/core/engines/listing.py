@@ -3,8 +3,8 @@
     {"data": [{"id": "llama", "root": "/models/llama", "parent": null},            a name of the base model
               {"id": "sql", "root": "/adapters/sql", "parent": "llama"}]}          a LoRA adapter
 
-Only names, and what tells adapters apart, are kept. An engine may write what it likes there: an answer that is too
-large, or is no such list, counts as none.
+Only names, and what tells adapters apart, are kept. An engine may answer anything: an answer that is too large, or is
+no such list, counts as none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_MODELS: Final = 4096
 class Identity(msgspec.Struct, frozen=True, order=True):
     """The facts of a name that must be the same on two engines, so that one can use the other's KV.
 
-    Nothing for a base model: the connectors compare its configuration when they meet (``fingerprint.py``).
+    Empty for a base model: the connectors compare its configuration when they meet (``fingerprint.py``).
     """
 
     parent: str = ""
@@ -82,7 +82,8 @@ class _CardList(msgspec.Struct):
 
 
 def read_listing(answer: bytes) -> Listing | None:
-    """The list in ``answer``; None: it is none, it is too large, or it names no base model."""
+    """The list in ``answer``; None: it is no list, too large, names no base model, or more than ``MAX_MODELS``
+    models."""
     if len(answer) > MAX_LIST_BYTES:
         return None
     try:

@@ -22,13 +22,13 @@ FIRST_PART: Final = 0.1
 """The part of the others' load that a new engine takes at first: Envoy's least weight in its slow start."""
 
 FIRST_ANSWER_TOKENS: Final = 256
-"""An answer's tokens before any has ended."""
+"""The expected tokens of an answer before the first answer has ended."""
 LEAST_ANSWER_TOKENS: Final = 16
 MOST_ANSWER_TOKENS: Final = 8192
 
 _WEIGHT: Final = 1 / 64
 _EVENT_BYTES_PER_TOKEN: Final = 200
-"""An event of a stream with one token: measured with vLLM 0.32, 180 (completions) to 240 (chat)."""
+"""Bytes of a stream's event with one token: 180 (completions) to 240 (chat), measured with vLLM 0.32."""
 _BYTES_PER_TOKEN: Final = 4
 _FORGOTTEN_TOKENS: Final = 1.0
 
@@ -58,7 +58,7 @@ class Load:
         self._slow_until = now + SLOW_START_S
 
     def slow_start_s(self, *, now: float) -> float:
-        """Seconds until it counts like any other; 0: it does."""
+        """Seconds until the engine counts like any other; 0: it does already."""
         return max(0.0, self._slow_until - now)
 
     def tokens(self, *, now: float) -> float:

@@ -1,6 +1,6 @@
 """Decides when requests at an engine are lost although its connections stay open. Only its probes tell.
 
-An engine whose core has died may never answer what it has, and may never hang up. A failed probe is one of two signs:
+An engine whose core has died may never answer what it has, and may never hang up. A probe has one of four signs:
 
     probe of /health                               sign      a request without a byte is lost after
     200                                            WELL      -

@@ -17,7 +17,7 @@ Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (second
                              v           |                |
                          TRAILING        |                +--DECODE_DONE--> DONE
                              |           v
-                             +-------> DONE      CLIENT_GONE, REQUEST_TIMED_OUT, GIVEN_UP: from everywhere to FAILED
+                             +-------> DONE      CLIENT_GONE, REQUEST_TIMED_OUT, GIVEN_UP: to FAILED, not from TRAILING
                                            STALLED: to FAILED once the answer has begun
 
     DECODE_FAILED before FIRST_BYTE, with another decode attempt left: back to the beginning, new transfer id.
@@ -172,7 +172,7 @@ WORK: Final = {
     Phase.PREFILLING: Role.PREFILL,
     Phase.LOCAL_PREFILL: Role.DECODE,
 }
-"""The role that has to prefill a request, now or soon. In other phases none has to: it is over, or not needed."""
+"""The role that has to prefill a request, now or soon. In other phases none has: prefill is over, or not needed."""
 _ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
 _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)

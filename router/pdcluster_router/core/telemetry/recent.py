@@ -28,7 +28,7 @@ class RecentCounts(Generic[Counted]):
         self._steps: OrderedDict[int, Counter[Counted]] = OrderedDict()
 
     def add(self, kind: Counted, *, now: float) -> None:
-        """One more has happened. ``now``: monotonic seconds, no less than before."""
+        """One more thing of ``kind`` has happened. ``now``: monotonic seconds, no less than before."""
         step = int(now / self._step_s)
         counts = self._steps.get(step)
         if counts is None:

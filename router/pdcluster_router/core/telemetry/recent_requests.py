@@ -1,4 +1,4 @@
-"""Rows of the status page for kept requests: their steps, no longer and no more than a page can show.
+"""Rows of the status page for kept requests: with no more steps, and no longer texts, than a page can show.
 
 A request has at most ``MAX_STEPS`` steps here; the ones between the first and the last become one. So a document has
 at most some 200 KB of requests, whatever clients and engines wrote.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 ENTRY_BYTES: Final = 72
-"""The bytes of an entry beside its own: the head of its object (33), its place (8), and rounding up."""
+"""The bytes that an entry takes besides its content: the head of its object (33), its place (8), and rounding up."""
 
 
 class Ring:

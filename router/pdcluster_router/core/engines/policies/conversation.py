@@ -39,7 +39,7 @@ OPENING_BYTES: Final = 4 << 10
 """Bytes hashed of the user's first message, or of a prompt: a thousand tokens. More would tell apart questions about
 one document; fewer would not tell apart agents' conversations that begin with one template."""
 _HEAD_BYTES: Final = 1 << 10
-"""Bytes hashed of the messages before the user's first one."""
+"""The most bytes hashed of the messages before the user's first message."""
 _SEARCHED_BYTES: Final = 128 << 10
 """Bytes searched for the user's first message: a system prompt of 32,000 tokens. Costs half of such a body's scan."""
 
@@ -89,7 +89,7 @@ def _opening_of(body: ClientBody) -> int | None:
 
 
 def _opening_of_messages(messages: memoryview) -> int:
-    """Skips all that later requests add: it comes behind the user's first message."""
+    """Hashes nothing that a later request adds: additions come behind the user's first message."""
     user = _USER.search(messages, 0, _SEARCHED_BYTES)
     if user is None:
         return crc32(messages[:OPENING_BYTES])
@@ -104,6 +104,6 @@ def _first_value(content: bytes) -> bytes:
     off."""
     quote = content.find(b'"', 1)
     if content[:1] == b'"' and quote > 0 and content[quote - 1] != _BACKSLASH:
-        return content[: quote + 1]  # Nearly always, and six times as fast.
+        return content[: quote + 1]  # Nearly always the case, and six times as fast.
     value = _VALUE.match(content) if quote > 0 else None
     return value[0] if value else content

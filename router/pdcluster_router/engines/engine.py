@@ -129,7 +129,7 @@ class Engine:
             self._on_idle()
 
     def began(self, era: Era) -> None:
-        """The engine has begun to answer a request of ``era``, or has done its part of it."""
+        """The engine has begun to answer a request of ``era``, or has done its part of that request."""
         breaker = self.breaker
         if breaker.circuit is not CLOSED and breaker.began(era):
             self.load.start_slowly(now=self._now())

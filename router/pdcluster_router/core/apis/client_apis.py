@@ -39,8 +39,8 @@ class ClientApi:
     prefill_problem: Callable[[bytes], str]
     """Says why prefill has failed although its answer has status 200; empty: prefill has not failed."""
     held: Callable[[int], None] | None = None
-    """Called with the number of held bytes each time that an answer which is held until it is whole grows; it may end
-    the request. None: such an answer has a limit of its own."""
+    """Called each time that a held answer (one that is kept until it is whole) grows, with its bytes so far; may end
+    the request. None: held answers have a limit of their own."""
 
 
 OPENAI: Final = ClientApi(

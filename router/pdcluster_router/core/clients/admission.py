@@ -109,7 +109,8 @@ class Admission(Generic[Waiter]):
     def queue(self, waiter: Waiter, share: int, *, now: float, deadline: float, flow: KeyFlow = NO_KEY) -> float | None:
         """The request waits in the queue. Call ``admit`` soon. ``deadline``: the request's own.
 
-        Returns until when it waits at most, in monotonic seconds; None: the queue is full, so it does not wait.
+        Returns the time until which it waits at most, in monotonic seconds; None: the queue is full, so it does not
+        wait.
         """
         if len(self._queue) >= self._max_queued:
             return None
@@ -128,7 +129,7 @@ class Admission(Generic[Waiter]):
         return waiter
 
     def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
-        """Each flow is as ``flow_of`` says of its name, also for requests that wait. Call ``admit`` soon."""
+        """Gives each flow the weight and priority that ``flow_of`` has for its name. Call ``admit`` soon."""
         self._turns.follow(flow_of, now=now)
 
     def leave(self, waiter: Waiter) -> bool:

@@ -38,7 +38,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """None is what the API calls unknown; ``Endpoint`` says how it is to be read."""
+    """None is what the API calls unknown; ``Endpoint`` says how to read it."""
 
     ready: bool | None = None
     serving: bool | None = None

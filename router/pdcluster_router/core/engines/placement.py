@@ -152,7 +152,7 @@ def usable_prefills(engines: Sequence[S]) -> list[S]:
 
 
 def usable(engines: Sequence[S]) -> list[S]:
-    """The engines that are not ejected; when all are, the one that may be asked again first."""
+    """The engines that are not ejected; if all are ejected, the one that may be asked again first."""
     left = [engine for engine in engines if not engine.breaker.is_ejected]
     return left or sorted(engines, key=lambda engine: engine.breaker.until)[:1]
 
@@ -166,7 +166,7 @@ def serving_revisions(engines: Iterable[S]) -> set[str]:
 
 
 def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T]:
-    """The engines of the first tier with any that are not ``excluded``, without these; empty when no engine is left."""
+    """The engines that are not ``excluded``, of the first tier that has such engines; empty: no tier has any."""
     for tier in tiers:
         left = [engine for engine in tier if engine not in excluded] if excluded else tier
         if left:

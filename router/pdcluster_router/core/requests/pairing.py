@@ -181,7 +181,7 @@ _ANSWER_FLOWS: Final = frozenset((Phase.ANSWERING, Phase.DECODING))
 _RESERVING, _PREFILLING, _LOCALLY = Phase.AWAITING_RESERVATION, Phase.PREFILLING, Phase.LOCAL_PREFILL
 """Names of their own, because each request reads them: to find a member in its Enum takes ten times as long."""
 _KEEPS_ITS_DEADLINE: Final = frozenset((Phase.ANSWERING, Phase.TRAILING))
-"""A prefill whose reply is only awaited keeps the deadline that it had."""
+"""In these phases only prefill's reply is awaited, and its deadline stays."""
 
 TRANSITIONS: Final[Table] = {
     (Phase.AWAITING_RESERVATION, Event.RESERVED): (Phase.PREFILLING, (Command.START_PREFILL,)),
@@ -225,7 +225,7 @@ TRANSITIONS: Final[Table] = {
         )
     },
 }
-"""The event's result when nothing is left to try, or nothing has to be tried again."""
+"""The next phase and the commands after an event, if nothing is tried again."""
 
 PREFILL_RETRIES: Final[Table] = dict.fromkeys(
     _FAILED_ATTEMPTS, (Phase.PREFILLING, (Command.ABORT_PREFILL, Command.START_PREFILL))
@@ -239,7 +239,7 @@ DECODE_RETRIES: Final[Table] = {
     },
     (Phase.PREFILLING, Event.DECODE_FAILED): (Phase.AWAITING_RESERVATION, (*_STOP_BOTH, Command.START_DECODE)),
 }
-"""Instead of ``TRANSITIONS`` while decode attempts and time are left. Without a transfer the phase is LOCAL_PREFILL."""
+"""Instead of ``TRANSITIONS`` while decode attempts and time are left. Without a transfer to LOCAL_PREFILL."""
 
 FAILS_AT_ONCE: Final[Table] = dict.fromkeys((*_FAILED_ATTEMPTS, (Phase.PREFILLING, Event.NO_PREFILL_LEFT)), _FAIL_BOTH)
 """Instead of ``TRANSITIONS`` where decode shall not recompute."""

@@ -93,7 +93,7 @@ class _Homes(Generic[E]):
 
 
 def _remembered(request: RequestFacts) -> int | None:
-    """The request's number: worked out for decode, and still known when its prefill is placed."""
+    """The number of the request's conversation: worked out for decode, and still known when prefill is placed."""
     notes = request.notes
     if not notes:
         notes.append(number_of(request))

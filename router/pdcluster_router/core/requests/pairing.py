@@ -239,7 +239,7 @@ DECODE_RETRIES: Final[Table] = {
     },
     (Phase.PREFILLING, Event.DECODE_FAILED): (Phase.AWAITING_RESERVATION, (*_STOP_BOTH, Command.START_DECODE)),
 }
-"""Instead of ``TRANSITIONS`` while decode attempts and time are left. Without a transfer, the phase is LOCAL_PREFILL."""
+"""Instead of ``TRANSITIONS`` while decode attempts and time are left. Without a transfer the phase is LOCAL_PREFILL."""
 
 FAILS_AT_ONCE: Final[Table] = dict.fromkeys((*_FAILED_ATTEMPTS, (Phase.PREFILLING, Event.NO_PREFILL_LEFT)), _FAIL_BOTH)
 """Instead of ``TRANSITIONS`` where decode shall not recompute."""

@@ -1,1 +1,1 @@
-"""The engines of a pool: how they are, and which of them may be asked."""
+"""The engines of a pool: in which state they are, and which of them may be asked."""

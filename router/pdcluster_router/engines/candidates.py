@@ -25,7 +25,7 @@ from pdcluster_router.engines.engine import Engine
 
 Tiers: TypeAlias = tuple[list[Engine], ...]
 _NOBODY: Final[Tiers] = ()
-Again: TypeAlias = Callable[[str], ModelGroup[Engine] | None]
+GroupNow: TypeAlias = Callable[[str], ModelGroup[Engine] | None]
 """The engines for the next step of a request for this model, as they are now."""
 
 
@@ -42,17 +42,17 @@ class Candidates:
         self._prefill_tiers: dict[str, Tiers] = {}
         self._choosers: dict[str | None, tuple[list[Engine], Chooser[Engine]]] = {}
         """The chooser of each first tier: prefill's by revision, and decode's under None."""
-        self._again: Again | None = None
+        self._again: GroupNow | None = None
 
     def sort(self, engines: Sequence[Engine]) -> None:
-        """The tiers are worked out again. ``engines``: all of them, as they are now."""
+        """Works out the tiers again. ``engines``: all candidates, as they are now."""
         self.decode_tiers = decode_tiers(engines)
         revisions = {engine.revision for engine in engines}
         self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
         tiers: list[tuple[str | None, Tiers]] = [(None, self.decode_tiers), *self._prefill_tiers.items()]
         self._choosers = {key: self._chooser(key, found[0]) for key, found in tiers if found}
 
-    def renewed(self, again: Again) -> Candidates:
+    def renewed(self, again: GroupNow) -> Candidates:
         """The candidates in place of these for requests that come from now on: engines serve other models.
 
         Requests that wait, or are tried again, still come here: ``again`` says which engines they may get.
@@ -63,7 +63,7 @@ class Candidates:
         return new
 
     def use(self, policy: Policy) -> None:
-        """``policy`` chooses once they are sorted again."""
+        """``policy`` chooses from now on. Call ``sort`` next: it makes the policy's choosers."""
         self.policy = policy
         self._choosers = {}
 
@@ -80,7 +80,8 @@ class Candidates:
         return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
-        """The decode engine with the least to do of those not ``tried``; None: no other. For calls without KV."""
+        """The decode engine with the least to do of the best tier that is left; None: all are ``tried``. For calls
+        without KV."""
         now = self._now()
         return min(left_of(self.decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
 
@@ -101,7 +102,7 @@ class Candidates:
         return self.policy(engines)(request, now=self._now(), chance=random.random) if engines else None
 
     def _chooser(self, key: str | None, engines: list[Engine]) -> tuple[list[Engine], Chooser[Engine]]:
-        """The chooser of before if its engines are the same, for what it has worked out still holds; else a new one."""
+        """The chooser from before if its engines are the same, for its results still hold; else a new one."""
         known = self._choosers.get(key)
         if known and known[0] == engines:
             return known

@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 BACKOFF: Final = Backoff(first_s=1.0, most_s=30.0)
 """Between two lists. A Retry-After of the API server counts up to the same 30 s."""
 GRACE_S: Final = 5.0
-"""Seconds after a watch should have ended at which it is taken for dead."""
+"""A watch that has not ended so many seconds after its time is taken for dead."""
 MIN_WATCH_S: Final = 0.5
 """A watch that ends sooner is a failure, even if it brought news: to ask again at once would be a storm."""
 GOOD_WATCH_S: Final = 10.0
-"""A failure after a watch that lived longer is counted as the first in a row."""
+"""Seconds. A failure after a watch that lived longer is counted as the first in a row."""
 
 Tell = Callable[[tuple[Member, ...]], None]
 
@@ -66,7 +66,7 @@ class Source:
 
     @property
     def list_path(self) -> str:
-        """Only engines' slices: a cluster's router has slices too."""
+        """The path of engines' slices only: a cluster's router has slices too."""
         roles = ",".join(role.value for role in Role)
         selector = quote(f"{labels.CLUSTER}={self.cluster},{labels.ROLE} in ({roles})", safe="")
         return f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices?labelSelector={selector}"
@@ -90,7 +90,7 @@ class EngineDiscovery:
         *,
         backoff: Backoff = BACKOFF,
     ) -> None:
-        """``tell`` gets all engines there are, whenever a slice has changed."""
+        """``tell``: called with all engines after each list, and whenever a slice has changed."""
         self.has_listed = asyncio.Event()
         """Set once the first list was told."""
         self.is_current = False

@@ -52,9 +52,9 @@ class Engine:
         now: Callable[[], float],
         trust: EngineTrust | None = None,
     ) -> None:
-        """``idle_connections``: those of all engines. ``on_idle``: called when its last request has ended while it gets
-        nothing new. ``on_breaker``: called when it is ejected, tried, or back. ``now``: monotonic seconds. ``trust``:
-        for an engine with TLS.
+        """``idle_connections``: those of all engines. ``on_idle``: called when the engine's last request has ended
+        while it gets no new ones. ``on_breaker``: called when the engine is ejected, tried, or back. ``now``: monotonic
+        seconds. ``trust``: for an engine with TLS.
         """
         parts = urlsplit(member.url)
         self.name = name
@@ -105,9 +105,10 @@ class Engine:
         self.pool.keep(state is EngineState.SERVING)
 
     def take(self, num_tokens: int) -> Era:
-        """A request of about ``num_tokens`` is placed here. ``give_back`` the same when it has ended.
+        """A request of about ``num_tokens`` is placed here. Call ``give_back`` when it has ended, with its tokens as
+        ``recount`` has left them.
 
-        Returns the era, for ``began``, ``failed`` and its breaker.
+        Returns the era, for ``began``, ``failed`` and the breaker.
         """
         self.load.outstanding_tokens += num_tokens
         self.load.placed_at = now = self._now()
@@ -128,7 +129,7 @@ class Engine:
             self._on_idle()
 
     def began(self, era: Era) -> None:
-        """The engine has begun to answer a request of ``era``, or has done its part of it."""
+        """The engine has begun to answer a request of ``era``, or has done its part of that request."""
         breaker = self.breaker
         if breaker.circuit is not CLOSED and breaker.began(era):
             self.load.start_slowly(now=self._now())
@@ -149,7 +150,8 @@ class Engine:
         return self.pool.send((head, *body), sink, fresh=fresh)
 
     async def probe(self, *, timeout_s: float) -> Sign:
-        """Asks its ``/health``, for ``timeout_s`` seconds at most. The limit of connections does not count the call."""
+        """Asks the engine's ``/health``, for ``timeout_s`` seconds at most. The call does not count for the limit of
+        connections."""
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._fetch_once(self._get("/health"), is_probe=True)

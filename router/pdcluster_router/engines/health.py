@@ -2,7 +2,7 @@
 
 A task of its own asks each engine that may get work, now or later, and each that leaves but still has a request. An
 engine is healthy if it has answered its last probe with 200 in time. Before it counts as healthy it is asked which
-models it serves: once for each of its lives, and rarely again, for adapters come and go.
+models it serves, and later now and then, for adapters come and go.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pdcluster_router.settings import Settings
 logger = logging.getLogger(__name__)
 
 PROBES_FOR_LIST: Final = 30
-"""Good probes from one reading of an engine's models to the next, unless somebody asks for a model that is not known:
-half a minute where probes come each second. A reading costs an engine less than a millisecond."""
+"""Probes from one reading of an engine's models to the next, unless a client asks for a model that is not known: half a
+minute where probes come each second. A reading costs an engine less than a millisecond."""
 PROBES_FOR_UNKNOWN: Final = 5
-"""As many then. Clients may ask for what they like: engines must not feel it."""
+"""The same after a client has asked for such a model. Whatever clients ask for, engines must not feel it."""
 
 
 def missing_engines(roster: Roster) -> str:
@@ -53,7 +53,7 @@ class Probes:
         """One for each engine in ``_probing``: set when its first probe is over."""
 
     def follow(self) -> None:
-        """Engines that came are probed from now on, those that go no longer. Call it when the pool has changed."""
+        """Begins to probe engines that came, and stops for those that went. Call it when the pool has changed."""
         wanted = {engine for engine in self._roster.all_engines() if engine.state.is_probed or engine.is_busy}
         for engine in self._probing.keys() - wanted:
             self._probing.pop(engine).cancel()
@@ -92,7 +92,7 @@ class Probes:
             await asyncio.sleep(interval_s)
 
     async def _read_models(self, engine: Engine) -> None:
-        """Asks a healthy engine again only for news: without an answer it serves what it did."""
+        """Reads the models that the engine serves. If a healthy engine gives no list, its last one stays."""
         listing = await self._listing_of(engine)
         if listing is not None or not engine.is_healthy:
             self._roster.listed(engine, listing)

@@ -1,7 +1,7 @@
 """The terms of requests by the model that they name: which engines may serve them.
 
-``core/engines/catalog.py`` decides. A name is looked up when it is asked for first, and kept until an engine changes,
-so that a request costs one look into a dictionary.
+``core/engines/catalog.py`` decides. A name is looked up when a request has it first, and kept until an engine changes,
+so that later requests cost one look into a dictionary.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class ModelTerms:
     """The terms for each model of one router's engines. Event loop only."""
 
     def __init__(self, roster: Roster, terms: Terms, *, refuses_unknown: bool) -> None:
-        """``terms``: for a request that any engine may serve. ``refuses_unknown``: False: also one whose model no
-        engine lists."""
+        """``terms``: for a request that any engine may serve. ``refuses_unknown``: whether a request for a model that
+        no engine lists is refused; else ``terms`` hold for it too."""
         self.known: dict[bytes, Terms] = {}
-        """By the JSON of the name. A request that is not in here is to be asked for by ``find``."""
+        """By the model's name as JSON. For a name that is not in here, call ``find``."""
         self._roster = roster
         self._terms = terms
         self._refuses_unknown = refuses_unknown

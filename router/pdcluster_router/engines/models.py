@@ -19,9 +19,9 @@ from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.engines.roster import Roster
 
 TIMEOUT_S: Final = 10.0
-"""The time for one engine. No hot request waits for it."""
+"""Seconds for one engine. No request on the hot path waits for it."""
 KEPT_S: Final = 5.0
-"""An adapter that was loaded is seen within this time."""
+"""Seconds for which a list is kept: a newly loaded adapter is seen within this time."""
 _MAX_KEPT: Final = 16
 """The most lists kept of one engine: one for each key that was sent with the question."""
 
@@ -35,11 +35,11 @@ class Models:
         self._now = now
         self._lists: WeakKeyDictionary[Engine, _Lists] = WeakKeyDictionary()
         self._joined: tuple[list[Fetched], Fetched] | None = None
-        """The newest lists that were made one, and that one: to scan them takes milliseconds."""
+        """The answers that were joined last, and the joined one. Kept, because to scan them takes milliseconds."""
 
     async def read(self, line: bytes) -> Fetched:
-        """An engine's answer, or one of those that say different things. ``line``: the header with a key, which the
-        engine may want; empty for none.
+        """An engine's answer; where engines list different models, one answer made of theirs. ``line``: the header with
+        a key, which the engine may want; empty for none.
 
         Raises:
             Unavailable: No decode engine answers.

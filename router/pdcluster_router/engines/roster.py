@@ -51,7 +51,7 @@ class Terms:
     place_decode: Callable[[RequestFacts, Sequence[Engine]], Engine | None]
     """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
     place_prefill: Callable[[RequestFacts, Sequence[Engine], str], Engine | None]
-    """The prefill engine to ask next, likewise. The last argument is decode's revision: only its engines fit."""
+    """The prefill engine to ask next, likewise. The last argument is decode's revision, which prefill must have too."""
     retries: Retries
     wants_receipt: bool = False
     """Whether decode shall say how many tokens were pushed to it."""
@@ -100,7 +100,7 @@ class Roster:
         self.whole = Candidates(policy, self.tallies, now)
         """All engines, for requests that any of them may get. Another object once engines serve other models."""
         self._candidates: WeakValueDictionary[tuple[Engine, ...], Candidates] = WeakValueDictionary()
-        """Those for some of the engines."""
+        """Candidates for requests that only some of the engines may get, by these engines."""
         self._is_settling = False
 
     def all_engines(self) -> list[Engine]:
@@ -114,12 +114,12 @@ class Roster:
     def refresh(self) -> None:
         """The engines that may get work are worked out again. Call it when an engine's health has changed."""
         self.whole.sort(self.all_engines())
-        self._on_change()  # Whoever keeps candidates lets go of them.
+        self._on_change()  # The objects that keep candidates let go of them.
         for engines, candidates in list(self._candidates.items()):
             candidates.sort(engines)
 
     def candidates_of(self, engines: tuple[Engine, ...]) -> Candidates:
-        """The placing of requests that only ``engines`` may get. Kept up to date for as long as somebody holds it."""
+        """Places requests that only ``engines`` may get. Kept up to date for as long as any object refers to it."""
         candidates = self._candidates.get(engines)
         if candidates is None:
             candidates = self._candidates[engines] = Candidates(self.policy, self.tallies, self._now)
@@ -168,10 +168,11 @@ class Roster:
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
         return self.whole.other_decode(tried)
 
-    # What an engine says.
+    # Callbacks of engines, and the timer of their breakers.
 
     def _became_idle(self) -> None:
-        """Looks soon, but not within the request that has ended, whether its engine is to be removed."""
+        """Looks in the loop's next turn whether an engine is to be removed, not within the call that ends its last
+        request."""
         if not self._is_settling:
             self._is_settling = True
             self._loop.call_soon(self._settle)
@@ -191,7 +192,7 @@ class Roster:
             await engine.close()
 
     def _set_timer(self) -> None:
-        """One for all breakers: when the next engine may be asked again."""
+        """Sets one timer for all breakers, to the time at which the next engine may be asked again."""
         if self._timer is not None:
             self._timer.cancel()
         waiting = [engine.breaker.until for engine in self.all_engines() if engine.breaker.is_ejected]

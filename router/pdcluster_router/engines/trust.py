@@ -1,4 +1,4 @@
-"""The trust in engines with TLS, and the certificate that they are shown. Read anew when its files change.
+"""The trust in engines with TLS, and the certificate that they are shown. Both are read anew when their files change.
 
     --engine-ca       the authorities that it trusts; without: those of this system
     --engine-cert     the certificate for engines that ask, with --engine-key; without: none
@@ -76,8 +76,8 @@ class EngineTrust:
 
 
 class _LastReason:
-    """The last reason for no agreement with one engine. It is logged once until there is an agreement or another
-    reason, and counted each time."""
+    """The last reason why one engine and the router came to no TLS agreement. The reason is logged once until there is
+    an agreement or another reason, and counted each time."""
 
     def __init__(self, name: str, failures: Failures) -> None:
         self._name = name
@@ -97,7 +97,7 @@ class _LastReason:
 
 
 def key_pair_in(settings: Settings) -> KeyPair | None:
-    """The certificate that engines are shown; None: none."""
+    """The certificate that engines are shown; None: they are shown none."""
     if settings.engine_cert is None or settings.engine_key is None:
         return None
     return KeyPair(settings.engine_cert, settings.engine_key, "--engine-cert", "--engine-key", "engines")
@@ -115,7 +115,8 @@ def engine_context(ca: Path | None, pair: KeyPair | None) -> tuple[ssl.SSLContex
     certificate in Unix seconds.
 
     Raises:
-        ConfigError: A file cannot be read, they do not belong together, or no engine would take the certificate now.
+        ConfigError: A file cannot be read, two files do not belong together, or no engine would take the certificate
+            now.
     """
     context = modern(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     if ca is None:

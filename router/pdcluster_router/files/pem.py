@@ -38,7 +38,7 @@ class KeyPair:
         """``context`` shows the certificate from now on. Returns the certificate's PEM.
 
         Raises:
-            ConfigError: A file cannot be read, or they do not belong together.
+            ConfigError: A file cannot be read, or the two files do not belong together.
         """
         pem = certificates_in(self.cert, self.cert_flag, "name the one to show, and those between behind it")
         self._check_key()
@@ -52,14 +52,14 @@ class KeyPair:
         return pem
 
     def prove(self, client: ssl.SSLContext, server: ssl.SSLContext, judge: ssl.SSLContext, pem: str) -> float:
-        """``judge`` is ``client`` or ``server``. It trusts this very certificate, and comes to an agreement with the
-        other one.
+        """``judge``, which is ``client`` or ``server``, trusts this very certificate and comes to an agreement with the
+        other.
 
         Returns:
             The end of the certificate, in Unix seconds.
 
         Raises:
-            ConfigError: It does not: a certificate of ``pem`` is not valid now, or for another use.
+            ConfigError: There is no agreement: a certificate of ``pem`` is not valid now, or is for another use.
         """
         judge.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         who = f"{self.cert_flag} {self.cert}"
@@ -108,7 +108,7 @@ def trust_those_in(path: Path, flag: str, context: ssl.SSLContext) -> None:
 
 
 def modern(context: ssl.SSLContext) -> ssl.SSLContext:
-    """The same context, now with TLS 1.2 and 1.3 only, HTTP/1.1 in it, and no renegotiation."""
+    """The same context, now with TLS 1.2 and 1.3 only, HTTP/1.1 in ALPN, and no renegotiation."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(ALPN)

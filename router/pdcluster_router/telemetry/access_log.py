@@ -26,9 +26,9 @@ from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.metrics import Outcome
 
 MAX_WORD_CHARS: Final = 128
-"""The most of a word that a client chose: its path, its model."""
+"""The most characters of a text that a client chose: its path, its model."""
 MAX_FAILURES: Final = 16
-"""Kinds of failures in one line; the first ones."""
+"""The most kinds of failures in one line: the first ones."""
 PAUSE_S: Final = 0.1
 """Seconds between two writes: each wakes a thread, which takes Python's lock from the event loop."""
 
@@ -39,7 +39,7 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     outcome: Outcome | None
     failures: tuple[FailureKind, ...]
     left_queue_at: float
-    """When it was admitted or turned away, monotonic seconds, as the times of ``trace``."""
+    """When the request was admitted or turned away. Monotonic seconds, like the times of ``trace``."""
     trace: RequestTrace | None = None
     decode_engine: str = ""
     prefill_engine: str = ""
@@ -77,7 +77,7 @@ def _add_trace(line: AccessLine, trace: RequestTrace, arrived_at: float) -> None
 
 
 def add_answer(line: AccessLine, answer: AnswerFacts, arrived_at: float) -> None:
-    """Adds the answer's part to ``line``. The prompt's tokens stay as the reservation said, if it did."""
+    """Adds the answer's part to ``line``. The prompt's tokens stay as the reservation said, if there was one."""
     line.bytes_out = answer.num_bytes
     if answer.first_at is not None:
         line.first_byte_s = _seconds(arrived_at, answer.first_at)
@@ -96,18 +96,18 @@ def _add_stream(line: AccessLine, stream: StreamFacts) -> None:
 
 
 def end(line: AccessLine, begun_at: float, arrived_at: float | None, ended_at: float) -> None:
-    """Adds the times of a request that is over. Monotonic seconds: ``begun_at`` its first byte came, ``arrived_at`` all
-    of it was (None: it never was), ``ended_at`` its answer ended."""
+    """Adds the times of a request that is over. In monotonic seconds: ``begun_at``, when its first byte came;
+    ``arrived_at``, when all of it had come (None: it never had); ``ended_at``, when its answer ended."""
     line.ts = datetime.now(UTC)
     line.read_s = None if arrived_at is None else _seconds(begun_at, arrived_at)
     line.total_s = _seconds(begun_at if arrived_at is None else arrived_at, ended_at)
 
 
 class Teller(Protocol):
-    """The part that worked on a request last: its exchange's record, or its place in the queue."""
+    """The object that worked on a request last: its exchange's record, or its place in the queue."""
 
     def told(self) -> Told:
-        """All that the part knows. Called when the request is over."""
+        """All facts that the object knows. Called when the request is over."""
         ...
 
 
@@ -134,7 +134,7 @@ class AccessLog:
         self._lines: list[bytes] = []
 
     def ended(self, line_of: Callable[[], AccessLine]) -> None:
-        """A request is over. Its line is made in the loop's next turn: by then every part has said how it ended."""
+        """A request is over. Its line is made in the loop's next turn: by then all facts of its end are known."""
         if not self._ended:
             self._loop.call_soon(self._make)
         self._ended.append(line_of)

@@ -53,7 +53,7 @@ class FailureKind(Enum):
     NO_DECODE = "no_decode"
     """No decode engine is left to ask."""
     DEADLINE = "deadline"
-    """The request's time, or that until its first byte, was over."""
+    """The request's time, or its time until the first byte, was over."""
     DECODE_STALLED = "decode_stalled"
     """Decode has begun its answer and sent nothing for ``idle_timeout_s``."""
     CLIENT_STALLED = "client_stalled"
@@ -107,7 +107,8 @@ class Failures:
         self._num_lines: dict[FailureKind, int] = {}
         self._recent: RecentCounts[FailureKind] = RecentCounts(RECENT_S)
         self._last: OrderedDict[str, tuple[float, Failure | str]] = OrderedDict()
-        """By engine, the one that failed last at the end: when, and what; in words once they were asked for."""
+        """By engine: when it failed last, and the failure, or its words once they were asked for. The newest is at the
+        end."""
 
     def tell(self, failure: Failure) -> None:
         """Counts the failure, and logs it unless its kind has had ``MAX_LINES_PER_S`` in this second."""
@@ -139,7 +140,7 @@ class Failures:
         if engine not in self._last:
             return None
         at, failure = self._last[engine]
-        if isinstance(failure, Failure):  # To scrub a long reason takes 0.2 ms: a page of 500 engines took 100.
+        if isinstance(failure, Failure):  # To scrub a long reason takes 0.2 ms: 100 ms for 500 engines.
             reason = scrub(failure.reason)[:_MAX_LAST_CHARS]
             failure = f"{failure.kind.value}{': ' if reason else ''}{reason}"
             self._last[engine] = at, failure

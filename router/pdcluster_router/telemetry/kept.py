@@ -3,8 +3,9 @@
     exchange, queue, refusals --KeptRow--> keep() --> a ring each for what was served, what was refused, what failed
     GET /pdcluster/requests?id=ID --> find() --> KeptRequest
 
-Each has a ring of its own, so that neither good requests nor clients' mistakes push out failed ones. Rings are bounded
-in bytes. A request pays for one row of plain values, 4 us in all. The rest of the work is done when a user asks.
+Each fate has a ring of its own, so that neither good requests nor clients' mistakes push out failed ones. Rings are
+bounded in bytes. A request pays for one row of plain values, 4 us in all. The rest of the work is done when a user
+asks.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from pdcluster_router.telemetry.metrics import Outcome
 MAX_MOMENTS: Final = 64
 """The most moments of one request: the first and the last ones. Three prefill and two decode attempts make 20."""
 MAX_PARTS: Final = MAX_MOMENTS * len(Moment.__struct_fields__)
-"""Their fields."""
+"""The most fields of a request's moments."""
 MAX_REASON_CHARS: Final = 400
-"""The most of a failure's reason."""
+"""The most characters of a failure's reason."""
 MAX_MODEL_BYTES: Final = 1024
-"""The most of a model's name as the client wrote it; a longer one is told as ``?``."""
+"""The most bytes of a model's name as the client wrote it; a longer name is told as ``?``."""
 
 MomentPart: TypeAlias = float | int | str
 
@@ -63,7 +64,8 @@ class KeptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     moments: Sequence[MomentPart] = ()
     """The fields of each ``Moment``, one after the other."""
     ahead: tuple[Role, int, int] | None = None
-    """The queue, the first turn there while it waited, and the one after the last: as ``ClientRequest`` has it."""
+    """The role of the queue, its first turn while the request waited, and the turn after the last: as in
+    ``ClientRequest``."""
 
 
 class Fate(Enum):
@@ -101,10 +103,11 @@ class Kept:
         return sum(ring.num_bytes for ring in self._rings.values())
 
     def keep(self, row: KeptRow, *, has_failed: bool = False) -> None:
-        """Remembers a request that has ended, as long as there is room. ``has_failed``: something failed on the way."""
-        if len(row.model_text) > MAX_MODEL_BYTES:  # A client may write as many as a body may have.
+        """Remembers a request that has ended, until newer ones need its room. ``has_failed``: something failed on the
+        way."""
+        if len(row.model_text) > MAX_MODEL_BYTES:  # A client's name may be as long as a body.
             row = msgspec.structs.replace(row, model_text=_LONG_MODEL)
-        is_served = row.outcome == OK and not has_failed  # As nearly all: they pass one function fewer.
+        is_served = row.outcome == OK and not has_failed  # As nearly all requests are: it saves them a call.
         fate = _SERVED if is_served else fate_of(row, has_failed=has_failed)
         self._rings[fate].add(_encode(row))
 
@@ -119,7 +122,7 @@ class Kept:
         return [request_of(_decode(entry)) for entry in islice(self._rings[fate].newest(), num)]
 
     def since(self) -> dict[str, float]:
-        """The end of the oldest request of each fate that is remembered, Unix seconds."""
+        """By fate, when its oldest remembered request ended, Unix seconds. Fates without one are left out."""
         oldest = {fate.value: ring.oldest for fate, ring in self._rings.items()}
         return {name: _decode(entry).ended_at_unix_s or 0.0 for name, entry in oldest.items() if entry is not None}
 
@@ -129,7 +132,8 @@ def _named(ring: Ring, part: bytes) -> Iterator[KeptRequest]:
 
 
 def _is_named(entry: bytes, part: bytes) -> bool:
-    """Whether ``part`` is one of the two ids: it may be another field, too. Looks at its place, and decodes nothing."""
+    """Whether ``part`` is one of the two ids: it may be another field, too. Looks at the place of ``part``, and decodes
+    nothing."""
     at = entry.find(part)
     return at == _NUM_HEAD_BYTES or (at > 0 and at == _NUM_HEAD_BYTES + _num_text_bytes(entry, _NUM_HEAD_BYTES))
 

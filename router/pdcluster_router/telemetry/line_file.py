@@ -41,7 +41,8 @@ class LineFile:
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._num_put = 0
         self._num_taken = 0
-        """Lines so far. Two numbers, so that each has one writer: the event loop's thread, and the file's."""
+        """Lines put and taken so far. Two numbers, so that each has one writer: the event loop's thread, and the
+        file's."""
         self._count_lost = count_lost
         self._is_failing = False
         self._is_torn = False
@@ -53,7 +54,7 @@ class LineFile:
         self._thread.start()
 
     def write(self, lines: bytes, num_lines: int = 1) -> None:
-        """The lines, with their ends, are on their way to the file. Never waits."""
+        """Hands the lines, with their ends, to the file's thread, or counts them as lost. Never waits."""
         if self._num_put - self._num_taken + num_lines > MAX_LINES:
             self._count_lost(num_lines)
         else:
@@ -94,7 +95,7 @@ class LineFile:
                 old.close()
 
     def _write_lines(self, lines: list[bytes]) -> None:
-        # After a write that broke off in a line the next one begins a line of its own.
+        # After a write that broke off within a line, the next write begins a line of its own.
         whole = b"".join(lines)
         self._num_taken += whole.count(b"\n")
         wanted = b"\n" + whole if self._is_torn else whole

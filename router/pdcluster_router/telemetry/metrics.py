@@ -1,8 +1,9 @@
 """All metrics of the router, declared here: name, unit, labels and their bounds.
 
-Labels are bounded by enums in the code, never by what a client or an engine sends. Each router has its own
-registry, so several can live in one process. Counts of each request are kept here and handed over when they are read:
-``Counter.inc`` costs four times as much, ``Histogram.observe`` six times, and a request has four times to note.
+Labels are bounded by enums, by the known engines and by the file of keys, never by what a client or an engine sends.
+Each router has its own registry, so several can live in one process. Counts of each request are kept here and handed
+over when they are read: ``Counter.inc`` costs four times as much, ``Histogram.observe`` six times, and each request has
+four spans to note.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class Metrics:
 
     @property
     def num_ended(self) -> Mapping[Outcome, int]:
-        """Requests that have ended, by how. It goes on growing."""
+        """Requests that have ended, by outcome. The counts go on growing."""
         return self._ended
 
     def failed(self, kind: FailureKind) -> None:
@@ -192,7 +193,7 @@ class Metrics:
         self._registry.register(_Waits(self._waits, names))
 
     def watch_certificate(self, expires_at: Callable[[], float]) -> None:
-        """As ``watch_in_flight``. Not there where the router shows no certificate."""
+        """As ``watch_in_flight``. Call it only where the router shows a certificate."""
         expiry = self._gauge(
             "tls_certificate_expiry_seconds", "Unix time at which the first certificate expires that this router shows"
         )
@@ -203,7 +204,7 @@ class Metrics:
         self._registry.register(_Tallies(tallies))
 
     def watch_discovery(self, is_current: Callable[[], bool]) -> None:
-        """As ``watch_in_flight``. Not there where engines are named at start."""
+        """As ``watch_in_flight``. Call it only where engines are not named at start."""
         up = self._gauge("discovery_up", "Whether changes of the engines reach us from the API server")
         up.set_function(is_current)
 

@@ -24,7 +24,7 @@ class TraceFile:
         self._file = None if path is None else LineFile(path, "--trace-file", count_lost)
 
     def write(self, line: RequestTrace) -> None:
-        """The line is on its way to the file. Never waits."""
+        """Hands the line to the file's thread, or counts it as lost. Never waits."""
         if self._file is not None:
             self._file.write(msgspec.json.encode(line) + b"\n")
 

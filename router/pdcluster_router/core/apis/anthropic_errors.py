@@ -2,8 +2,8 @@
 
     {"type": "error", "error": {"type": "overloaded_error", "message": "...", "code": "no_decode_engine"}}
 
-``type`` is Anthropic's name for the status, ``code`` is ours: it is the same on every path. ``openai_errors.py``
-declares the errors.
+``type`` is Anthropic's name for the status. ``code`` is the router's own, and the same on every path.
+``openai_errors.py`` declares the errors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def type_of(status: int) -> str:
 def error_body(error: ApiError) -> bytes:
     """The JSON body."""
     said = {"type": type_of(error.status), "message": error.message, "code": error.code}
-    if error.param is not None:  # vLLM has this error too, and gives it its own type and no code here.
+    if error.param is not None:  # vLLM answers this error too: here with its own type and without a code.
         said = {"type": error.type, "message": error.message}
     return orjson.dumps({"type": "error", "error": said})
 

@@ -1,4 +1,4 @@
-"""The APIs that clients speak, and what the router must know of each: chosen by a request's path.
+"""The APIs that clients speak, and what the router must know of each. A request's path chooses its API.
 
 /v1/completions, /v1/chat/completions   OpenAI's
 /v1/messages                            Anthropic's: ``messages.py``, and decision 0026
@@ -27,18 +27,20 @@ class ClientApi:
     refusal_event: Callable[[bytes], bytes]
     """An engine's error body in a stream that has begun."""
     first_event: Callable[[Bytes], tuple[int, int]]
-    """Begin and end of the event that may be an error: the stream is held back until it is whole. The end is -1 until
-    then."""
+    """Begin and end of the event that may be an error. The end is -1 while that event is not whole; until then the
+    stream is held back."""
     watch: Callable[[Mapping[bytes, str]], ErrorWatch]
     marks: Mapping[bytes, str] | None
-    """Bytes of a stream that its engine gave up, and the words for it. None: those of the engines' dialect."""
+    """Bytes that mark a stream as given up by its engine, each with the reason that the client is told. None: the marks
+    of the engines' dialect."""
     unfinished: Callable[[Bytes], str] | None
-    """Why an answer that is not streamed is not whole. None: its bytes may go to the client as they come."""
+    """Says why an answer that is not streamed is not whole. None: the bytes of such an answer may go to the client as
+    they come."""
     prefill_problem: Callable[[bytes], str]
-    """Why prefill has failed although its answer has status 200; empty: it has not."""
+    """Says why prefill has failed although its answer has status 200; empty: prefill has not failed."""
     held: Callable[[int], None] | None = None
-    """Told the bytes of an answer that is held until it is whole, each time that it grows, and may end its request.
-    None: such an answer has a limit of its own."""
+    """Called each time that a held answer (one that is kept until it is whole) grows, with its bytes so far; may end
+    the request. None: held answers have a limit of their own."""
 
 
 OPENAI: Final = ClientApi(
@@ -71,5 +73,5 @@ REQUEST_PATHS: Final = frozenset(API_OF)
 
 
 def api_of(path: bytes) -> ClientApi:
-    """The API of a client that asks for ``path``, also where that is none of ``REQUEST_PATHS``."""
+    """The API of a client that asks for ``path``, which need not be one of ``REQUEST_PATHS``."""
     return MESSAGES if path == MESSAGES_PATH or path.startswith(b"/v1/messages/") else OPENAI

@@ -1,10 +1,10 @@
 """About how many tokens a request's prompt has, from the bytes of its body: nothing is parsed or tokenized here.
 
-Images and sounds count by the piece: the length of their base64 is the size of a file, not the tokens that it becomes.
-Each is one long text without a quote, so only texts of more than ``LONG_BYTES`` are looked at. The search goes from
-quote to quote in steps of that size: any body costs two searches for a quote in each 4,000 bytes. To search for the
-words that mark media would cost up to 4 ns a byte in a body of the words' letters: 43 ms for 8 MiB of ``e``.
-The exact number in decode's reservation replaces this one.
+Each image or sound counts as ``MEDIA_TOKENS``: the length of its base64 is the size of a file, and does not tell how
+many tokens vLLM makes of it. The base64 is one long text without a quote, so only texts of more than ``LONG_BYTES`` are
+looked at. The search goes from quote to quote in steps of that size: any body costs two searches for a quote in each
+4,000 bytes. A search for the words that mark media would cost up to 5 ns a byte in a body of the words' letters: 43 ms
+for 8 MiB of ``e``. The exact number in decode's reservation replaces the estimate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 BYTES_PER_TOKEN: Final = 4
 MEDIA_TOKENS: Final = 1000
-"""One image or sound: what vLLM's vision models make of a picture of about a megapixel."""
+"""Tokens of one image or sound: about as many as vLLM's vision models make of a picture of a megapixel."""
 LONG_BYTES: Final = BYTES_PER_TOKEN * MEDIA_TOKENS
 """Media of up to so many bytes count as text, so for ``MEDIA_TOKENS`` at most."""
 
@@ -26,7 +26,7 @@ _DATA: Final = re.compile(rb'"data"\s*+:\s*+"\Z')
 "image/png", "data": "..."}``."""
 _MEDIA: Final = re.compile(rb'"(?:input_audio|media_type)"')
 _NEAR_BYTES: Final = 256
-"""Bytes before and behind a piece's data in which the word for its kind must stand."""
+"""How many bytes before and behind a long text are searched for the words of ``_DATA`` and ``_MEDIA``."""
 
 
 def tokens_of_text(num_bytes: int) -> int:
@@ -45,7 +45,8 @@ def estimate_prompt_tokens(body: bytes | bytearray) -> int:
 
 
 def _long_texts(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
-    """Texts of more than ``LONG_BYTES`` without a quote: index behind the quote before, and of the quote after."""
+    """Texts of more than ``LONG_BYTES`` without a quote: the index of the first byte, and of the quote behind the
+    last."""
     quote = body.find(b'"')
     while 0 <= quote < len(body) - LONG_BYTES:
         last = body.rfind(b'"', quote + 1, quote + 2 + LONG_BYTES)

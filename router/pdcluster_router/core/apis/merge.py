@@ -1,12 +1,12 @@
-"""One answer of the answers to a request's parts: what vLLM says to the request as a whole (vLLM 0.32,
+"""Makes one answer of the answers to a request's parts: the same that vLLM gives to the whole (vLLM 0.32,
 ``entrypoints/openai/*/serving.py``).
 
     part 0   {"id":"cmpl-R-0",... "choices":[{"index":0,...}]}      {"id":"cmpl-R",...
     part 1   {"id":"cmpl-R-1",... "choices":[{"index":0,...}]}  ->   "choices":[{"index":0,...},{"index":1,...}]}
 
-A choice gets the number of its part, and keeps all other bytes. ``id`` and ``created`` are one for all. The tokens of a
-prompt count once, those of answers add up. A stream has the parts' events as they come, then one event with ``usage``
-if the parts have them, then one ``[DONE]``. Knows no connection and no clock.
+A choice gets the number of its part, and keeps all other bytes. All events have the same ``id`` and ``created``. The
+tokens of a prompt count once, those of answers add up. A stream has the parts' events as they come, then one event with
+``usage`` if the parts have such events, then one ``[DONE]``. Knows no connection and no clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pdcluster_protocol.errors import NO_JSON, ProtocolError
 from pdcluster_router.core.apis.rewrite import Bytes
 
 MAX_EVENT_BYTES: Final = 16 << 20
-"""A longer event of a stream fails its request. With log probabilities of a whole vocabulary one has some MiB."""
+"""A longer event of a stream fails its request. With log probabilities of a whole vocabulary an event has some MiB."""
 DONE: Final = b"data: [DONE]\n\n"
 _END: Final = b"\n\n"
 _DATA: Final = b"data:"
@@ -49,17 +49,18 @@ class Naming:
         return f"{self.request_id}-{part}"
 
     def answer_id(self, part: int, raw: msgspec.Raw) -> msgspec.Raw:
-        """The ``id`` of the whole answer. vLLM makes an answer's of the request's: ``cmpl-R-0`` becomes ``cmpl-R``."""
+        """The ``id`` of the whole answer: vLLM ends it with the request's id, so a part's ``cmpl-R-0`` becomes
+        ``cmpl-R``."""
         text, ours = _decoded(_TEXT, raw), self.part_id(part)
         whole = text.removesuffix(ours) + self.request_id if text.endswith(ours) else text
         return msgspec.Raw(msgspec.json.encode(whole))
 
 
 def merged(naming: Naming, answers: Sequence[Bytes]) -> bytes:
-    """The whole answer, of the parts' answers that are not streamed, in their order.
+    """The whole answer, made of the answers to all parts, in the order of the parts and not streamed.
 
     Raises:
-        BadAnswer: One of them is no answer with one choice.
+        BadAnswer: One of ``answers`` is no completion with one choice.
     """
     wholes = [_decoded(_OBJECT, answer) for answer in answers]
     usages = [_value(whole, "usage") for whole in wholes]
@@ -69,12 +70,12 @@ def merged(naming: Naming, answers: Sequence[Bytes]) -> bytes:
         "usage": _merged_usage(naming, usages, usages[-1]),
     }
     if "metrics" in wholes[0]:
-        ours["metrics"] = None  # They are about one sequence.
+        ours["metrics"] = None  # Metrics are about one sequence.
     return msgspec.json.encode({**wholes[0], **ours})
 
 
 class StreamMerge:
-    """The whole stream of a request. One owner; ``feed`` and ``end`` in any order of the parts."""
+    """The whole stream of a request. One owner, who may call ``feed`` and ``end`` for the parts in any order."""
 
     __slots__ = ("_common", "_done", "_first", "_held", "_naming", "_num_left", "_usages")
 
@@ -89,13 +90,13 @@ class StreamMerge:
         self._common: Fields = {}
         """``id`` and ``created`` of all events: those of the first one."""
         self._usages: dict[int, Fields] = {}
-        """By part, its event that tells usage."""
+        """The event of each part that tells usage."""
 
     def feed(self, part: int, chunk: bytes) -> bytes:
-        """The whole stream's next bytes, as one part's have come; only whole events.
+        """``chunk`` has come from ``part``. Returns the next bytes of the whole stream, in whole events.
 
         Raises:
-            BadAnswer: They are no stream of completions.
+            BadAnswer: The bytes of ``part`` are no stream of completions, or one event is too long.
         """
         held = self._held[part]
         looked_at = max(0, len(held) - 1)
@@ -109,10 +110,12 @@ class StreamMerge:
         return b"".join([self._event(part, event) for event in events])
 
     def end(self, part: int) -> bytes:
-        """One part has ended; after the last one come usage and ``[DONE]``.
+        """One part has ended. Returns the end of the whole stream (usage and ``[DONE]``) for the last part, else
+        nothing.
 
         Raises:
-            BadAnswer: It has ended within an event or without ``[DONE]``, or tells no usage where other parts do.
+            BadAnswer: The part has ended within an event or without ``[DONE]``, or it is the last one and only some
+                parts tell usage.
         """
         if self._held[part]:
             raise BadAnswer("its stream ended within an event")
@@ -145,7 +148,7 @@ class StreamMerge:
             return b""
         usages = [_value(self._usages.get(part, {}), "usage") for part in range(self._naming.num_parts)]
         fields = self._usages[self._first]
-        fields.pop("metrics", None)  # They are about one sequence.
+        fields.pop("metrics", None)  # Metrics are about one sequence.
         return _written({**fields, **self._common, "usage": _merged_usage(self._naming, usages, fields["usage"])})
 
 
@@ -178,7 +181,8 @@ class _PartUsage(msgspec.Struct):
 
 
 def _merged_usage(naming: Naming, usages: Sequence[msgspec.Raw], details: msgspec.Raw) -> dict[str, object]:
-    """Of all parts. ``details``: the usage that the rest is taken from, such as the tokens that a cache had."""
+    """The usage of all parts. ``details``: one part's usage; its other keys are kept, such as the number of cached
+    tokens."""
     told = [_decoded(_USAGE, usage) for usage in usages]
     num_prompt = sum(usage.prompt_tokens for usage in told[:: naming.num_choices])
     num_answer = sum(usage.completion_tokens or 0 for usage in told)

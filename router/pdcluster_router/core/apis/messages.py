@@ -33,13 +33,13 @@ GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: NO_REASON})
 _START: Final = b"event: message_start\n"
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1'
 _ANY_TOOL: Final = b'"tool_choice":{"type":"any"}'
-"""Replaces a named tool: vLLM reads a named tool's arguments as JSON, and one token of them is not JSON."""
+"""In prefill's body this replaces a named tool, whose arguments vLLM reads as JSON: one token of them is not JSON."""
 MAX_CHOICE_BYTES: Final = 64 << 10
 """The most bytes of a ``tool_choice``, which is scanned a second time: plenty for the name of a tool."""
 
 
 class MessagesSaid(Said):
-    """The keys that matter in a request of this API alone."""
+    """The keys of ``Said``, and one that matters only in this API."""
 
     tool_choice: msgspec.Raw = ABSENT
 
@@ -52,7 +52,7 @@ class MessagesBody(ClientBody, frozen=True):
 
     @property
     def needs_local_prefill(self) -> bool:
-        """Never: each request is one sequence, and none asks for facts of its prompt."""
+        """False: each request is one sequence, and none asks for facts of its prompt."""
         return False
 
     @property
@@ -74,10 +74,11 @@ class _Whole(msgspec.Struct):
 
 
 def parse_messages(raw: Bytes) -> MessagesBody:
-    """The client's request body, which does not change from now on.
+    """The client's request body, scanned. ``raw`` must not change from now on.
 
     Raises:
-        BadBody: It is not a JSON object, its ``tool_choice`` is too long, or it has a key that only the router may set.
+        BadBody: It is not a JSON object, its ``tool_choice`` is too long, or its ``vllm_xargs`` names transfer
+            parameters.
     """
     begin, said = scanned(raw, _SAID)
     ours = [b'"ec_transfer_params":null'] if said.ec_transfer_params is not ABSENT else []
@@ -100,7 +101,8 @@ def first_event(stream: Bytes) -> tuple[int, int]:
 
 
 def unfinished(answer: Bytes) -> str:
-    """Why an answer that is not streamed is not whole; empty: it is whole. For prefill's answer of one token too."""
+    """Why an answer that is not streamed is not whole; empty: it is whole. Prefill's answer of one token comes here
+    too."""
     try:
         _ANSWER.decode(answer)
     except NO_JSON:

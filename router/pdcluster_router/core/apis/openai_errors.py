@@ -20,7 +20,7 @@ _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _RETRY_AFTER_S: Final = 2
 _MAX_NAME: Final = 200
-"""The most of a model's name that a client wrote."""
+"""The most characters of a client's model name that an error quotes."""
 _PATHS: Final = (
     re.compile(r"/(?:home|lib|mnt|opt|root|srv|tmp|usr|var)(?:/[\w.-]+)+"),
     re.compile(r"(?:/[\w-]+){2,}\.\w+"),
@@ -40,11 +40,12 @@ class ApiError:
     challenge: str = ""
     """The value of WWW-Authenticate in a 401."""
     param: str | None = None
-    """The key of the body that is wrong, in an error that vLLM words so too: there its status is its code."""
+    """The wrong key of the body, in an error that is worded as vLLM words it: its ``code`` is then its status. None:
+    the error is the router's own."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """Its headers, besides the type and length of its body."""
+        """The headers of the answer, besides the type and length of its body."""
         retry = {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
         return {**retry, "www-authenticate": self.challenge} if self.challenge else retry
 
@@ -169,7 +170,7 @@ def not_verified(reason: str) -> ApiError:
 
 
 def not_verifiable(reason: str) -> ApiError:
-    """No request was made: none could prove anything."""
+    """No request was made, because no request could prove anything."""
     return ApiError(501, _SERVER, "not_verifiable", reason)
 
 
@@ -225,7 +226,7 @@ def too_many_tokens(
 
 
 def prompt_over_limit(key: str, prompt_tokens_per_minute: int, num_tokens: int) -> ApiError:
-    """Waiting does not help, so it is no 429: clients' libraries would try again."""
+    """A 413, because waiting does not help: clients' libraries would try again after a 429."""
     message = (
         f"this prompt counts as {num_tokens} tokens, and the API key {key} may send {prompt_tokens_per_minute} "
         "a minute (prompt_tokens_per_minute): shorten it, or ask who runs this router for more"
@@ -264,7 +265,7 @@ BUG: Final = internal()
 
 
 def parse_error(body: bytes | bytearray) -> int | None:
-    """The status that an engine's error object names, 500 where it names none; None when it is not one."""
+    """The status that an engine's error object names; 500: it names none. None: ``body`` is no error object."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -287,7 +288,8 @@ def message_of(body: bytes | bytearray) -> str:
 
 
 def from_engine(status: int, body: bytes | bytearray, shaped: Callable[[ApiError], bytes] = ApiError.body) -> bytes:
-    """The body for an engine's error: ``body`` if it is an error object, else ``body`` quoted in one by ``shaped``."""
+    """The client's body for an engine's error: ``body`` if it is an error object; else ``shaped`` makes one that quotes
+    it."""
     if parse_error(body) is not None:
         return bytes(body)
     text = body[:_MAX_QUOTED_BYTES].decode("utf-8", "replace").strip() or "no message"

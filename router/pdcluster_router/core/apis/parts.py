@@ -8,8 +8,9 @@ The number of a part is the ``index`` of its choice: vLLM 0.32 numbers choices b
 (``entrypoints/openai/completion/serving.py``), and gives choice i of a prompt the seed ``seed + i``
 (``v1/engine/parallel_sampling.py``).
 
-Only what is listed here is taken apart. Decode serves all else alone: any key, or any spelling of a number, that is not
-known to mean the same for each sequence by itself. ``merge.py`` makes one answer of the parts' answers.
+Only a request whose keys are all listed here is taken apart. Decode serves all others alone: they have a key, or a
+spelling of a number, that may mean something else for each sequence by itself. ``merge.py`` makes one answer of the
+parts' answers.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ _OF_CHAT: Final = (
 )  # fmt: skip
 COMPLETION_KEYS: Final = frozenset((*_ANY, "prompt", "suffix"))
 CHAT_KEYS: Final = frozenset((*_ANY, *_OF_CHAT))
-"""The keys that a body may have to be taken apart. Those of ``PREFILLED_APART`` must not ask for anything."""
+"""The keys that a body may have to be taken apart. Those of ``PREFILLED_APART``, except ``n``, must not ask for
+anything."""
 
 
 class PartBody(ClientBody, frozen=True):
@@ -65,7 +67,7 @@ class PartBody(ClientBody, frozen=True):
 
     @property
     def needs_local_prefill(self) -> bool:
-        """Never: it is one sequence, and asks for no facts of its prompt."""
+        """False: a part is one sequence, and asks for no facts of its prompt."""
         return False
 
     def _followed_by(self, ours: list[bytes]) -> tuple[bytes | memoryview, bytes]:
@@ -77,13 +79,14 @@ class Division:
     """A request, taken apart."""
 
     bodies: tuple[PartBody, ...]
-    """By the index of their choice."""
+    """The parts, each at the index of its choice."""
     num_choices: int
     """Choices of each prompt."""
 
 
 def taken_apart(body: ClientBody, *, is_chat: bool) -> Division | None:
-    """The parts of ``body``; None: decode has to serve it as a whole. Costs a second scan, and a third of its prompts.
+    """The parts of ``body``; None: decode has to serve it as a whole. Costs a second scan of the body, and a third scan
+    of its prompts.
 
     Call it only for a body that ``needs_local_prefill``.
     """
@@ -99,7 +102,7 @@ def taken_apart(body: ClientBody, *, is_chat: bool) -> Division | None:
 
 
 def _said_by(body: ClientBody, keys: msgspec.json.Decoder[msgspec.Struct]) -> dict[str, msgspec.Raw]:
-    """The body's keys; none where it has one that is not among ``keys``: the scan stops at the first such."""
+    """The body's keys and values. Empty: the body has a key that is not among ``keys``; the scan stops at it."""
     try:
         values = msgspec.structs.asdict(keys.decode(body.text))
     except NO_JSON:
@@ -108,13 +111,13 @@ def _said_by(body: ClientBody, keys: msgspec.json.Decoder[msgspec.Struct]) -> di
 
 
 def _is_known(said: dict[str, msgspec.Raw]) -> bool:
-    """Whether each key asks for the same of the sequences together as of each alone."""
+    """Whether no key of ``_APART`` asks for anything, and ``stream`` is true, false, null or absent."""
     is_plain = all(is_neutral(said.get(key, ABSENT), values) for key, values in _APART.items())
     return is_plain and is_neutral(said.get("stream", ABSENT), (b"true", b"false"))
 
 
 def _num_choices(said: dict[str, msgspec.Raw]) -> int:
-    """How many choices of each prompt; 0: the engine shall say what it thinks of it."""
+    """How many choices of each prompt. 0: vLLM may refuse ``n``, ``seed`` or ``temperature``, so it gets the whole."""
     n = said.get("n", ABSENT)
     if is_neutral(n, (b"1",)):
         return 1
@@ -125,9 +128,9 @@ def _num_choices(said: dict[str, msgspec.Raw]) -> int:
 
 
 def _draws(temperature: msgspec.Raw) -> bool:
-    """Whether vLLM draws tokens: where it takes the likeliest each time, it refuses several choices.
+    """Whether vLLM draws tokens at random. At temperature 0 it takes the likeliest ones, and refuses several choices.
 
-    Where the client gives no temperature, the model's own counts. It is taken to be above 0.
+    Without the client's temperature the model's default counts, which is taken to be above 0.
     """
     if is_neutral(temperature, ()):
         return True
@@ -135,7 +138,7 @@ def _draws(temperature: msgspec.Raw) -> bool:
 
 
 def _prompts_in(prompt: msgspec.Raw) -> list[msgspec.Raw] | None:
-    """The prompts of a list; empty: it is one prompt. None: it is no list of texts, and none of lists of tokens."""
+    """The prompts of a list; empty: it is one prompt. None: it is neither a list of texts nor one of token lists."""
     if _ONE.match(prompt):
         return []
     try:
@@ -148,8 +151,8 @@ def _prompts_in(prompt: msgspec.Raw) -> list[msgspec.Raw] | None:
 
 
 def _one_prompt_each(said: dict[str, msgspec.Raw], prompts: list[msgspec.Raw]) -> list[ClientBody]:
-    """A body for each prompt, each as a list of one, so that vLLM reads it as it reads the list of all. None at all:
-    there is too much to repeat."""
+    """A body for each prompt, as a list of one: vLLM then reads the prompt as it reads the list of all. Empty: the
+    other keys have more than ``MAX_REPEATED_BYTES``."""
     kept = [b'"%b":%b,' % (key.encode(), bytes(raw)) for key, raw in said.items() if key not in ("prompt", "n")]
     begin = b"{%b" % b"".join(kept)
     if len(begin) > MAX_REPEATED_BYTES:
@@ -174,13 +177,14 @@ def part_of(body: ClientBody, ours: tuple[bytes, ...]) -> PartBody:
 
 
 def _decoder_of(names: Iterable[str], *, is_list: bool = False) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Gives up at the first key, or the first element, for which there is no name."""
+    """A decoder that gives up at the first key, or the first element, for which there is no name."""
     fields = [(name, msgspec.Raw, ABSENT) for name in names]
     return msgspec.json.Decoder(msgspec.defstruct("Named", fields, array_like=is_list, forbid_unknown_fields=True))
 
 
 _APART: Final = {key: values if key != "best_of" else () for key, values in PREFILLED_APART.items() if key != "n"}
-"""``best_of`` of 1 is less than an ``n`` above 1: a vLLM that knows it refuses them."""
+"""The keys, besides ``n``, that must not ask for anything, and their values that do not. ``best_of`` has no such value:
+a vLLM that knows it refuses a ``best_of`` of 1 beside a larger ``n``."""
 _COMPLETION: Final = _decoder_of(COMPLETION_KEYS)
 _CHAT: Final = _decoder_of(CHAT_KEYS)
 _LIST: Final = _decoder_of([f"prompt_{number}" for number in range(MAX_PARTS)], is_list=True)
@@ -189,6 +193,6 @@ _TEXT: Final = re.compile(rb'"')
 _TOKENS: Final = re.compile(rb"\[\s{0,99}+[0-9][0-9,\s]*+\]\Z")
 _COUNT: Final = re.compile(rb"[1-9][0-9]{0,3}+")
 _SEED: Final = re.compile(rb"[0-9]{1,18}+")
-"""18 digits: with ``n`` added it is one that vLLM takes. None below 0: -1 is no seed to vLLM, but -2 and a choice's
-number may add up to it."""
+"""18 digits: vLLM takes the seed also when the number of a choice is added. No sign: vLLM takes -1 for no seed, and -2
+plus the number of a choice may be -1."""
 _NUMBER: Final = re.compile(rb"[0-9]{1,18}+(?:\.[0-9]{1,99}+)?+(?:[eE][+-]?[0-9]{1,3}+)?+")

@@ -1,7 +1,7 @@
 """The client's body, and the two bodies made of it: decode's and prefill's.
 
-The only file that names keys of an OpenAI request (vLLM 0.32 ``entrypoints/openai/*/protocol.py``); ``messages.py`` has
-what is different in Anthropic's.
+Names the keys of an OpenAI request (vLLM 0.32 ``entrypoints/openai/*/protocol.py``) that the router reads or writes.
+``parts.py`` lists the keys of a request that can be taken apart; ``messages.py`` has what is different in Anthropic's.
 
     client    {"prompt": "...", "n": 1, ...}
     decode    {"prompt": "...", "n": 1, ... ,"kv_transfer_params":{...}}
@@ -10,7 +10,7 @@ what is different in Anthropic's.
 No objects are built of the body. A scan finds the keys below and skips all else. An engine gets the client's own bytes
 with our keys before the last brace. Our keys win: vLLM reads bodies with Python's ``json``, which takes the last of
 equal keys, however each is escaped. msgspec does the scan, and takes nothing that ``json`` would read otherwise.
-Answers are never rewritten: they go back as they are.
+Answers go back as they are, except those to parts (``merge.py``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class BadBody(ProtocolError):
 
 
 class Extra(msgspec.Struct, gc=False):
-    """The keys that ``vllm_xargs`` must not hold: vLLM puts its keys where the engine looks for transfer parameters."""
+    """The keys that ``vllm_xargs`` must not hold: vLLM copies them to where the engine looks for transfer
+    parameters."""
 
     kv_transfer_params: msgspec.Raw = ABSENT
     ec_transfer_params: msgspec.Raw = ABSENT
@@ -83,8 +84,9 @@ PREFILLED_APART: Final[dict[str, tuple[bytes, ...]]] = {
     "prompt_embeds": (),
 }
 """Keys that can ask for several sequences, or for facts of the prompt. A prefill engine computes the prompt only if
-each of them is absent, null, or one of the values here. vLLM takes other spellings for the same number (``2.0``,
-``"2"``, ``true``). For any value that is not listed decode computes the prompt itself, so the answer is right."""
+each of them is absent, null, or one of the values here, or if ``parts.py`` takes the request apart. vLLM takes other
+spellings for the same number (``2.0``, ``"2"``, ``true``). For any other value decode computes the prompt itself, so
+the answer is right."""
 
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1,"min_tokens":1,"n":1'
 _NEUTRAL: Final[dict[str, bytes]] = {
@@ -103,7 +105,7 @@ _NEUTRAL: Final[dict[str, bytes]] = {
 
 
 class ClientBody(msgspec.Struct, frozen=True):
-    """A request body, scanned once. ``_raw`` is the client's own: an object from ``_begin`` to its brace at ``_end``.
+    """A request body, scanned once. ``_raw``: the client's bytes, an object from ``_begin`` to its brace at ``_end``.
 
     Shared by all steps of a request: nothing here changes it.
     """
@@ -116,7 +118,7 @@ class ClientBody(msgspec.Struct, frozen=True):
     estimated_prompt_tokens: int
     """About how many tokens there are to prefill, at least 1: ``core/apis/estimate.py``."""
     model_said: msgspec.Raw
-    """The model's name as the client wrote it; empty where it wrote none. Each request looks at it."""
+    """The model's name as the client wrote it; empty where it wrote none. A field, because each request reads it."""
 
     @property
     def num_bytes(self) -> int:
@@ -129,9 +131,9 @@ class ClientBody(msgspec.Struct, frozen=True):
 
     @property
     def needs_local_prefill(self) -> bool:
-        """Whether it is no plain sequence: it asks for several, or for facts that only decode's own prefill yields.
+        """Whether the request asks for several sequences, or for facts that only decode's own prefill yields.
 
-        Several sequences may be taken apart: ``core/apis/parts.py``. All else decode has to prefill by itself.
+        A request for several may be taken apart: ``core/apis/parts.py``. Decode prefills all others by itself.
         """
         said = _apart_in(self._said)
         is_plain = said == _SAYS_NOTHING or all(map(is_neutral, said, PREFILLED_APART.values()))
@@ -139,13 +141,13 @@ class ClientBody(msgspec.Struct, frozen=True):
 
     @property
     def wants_decode_alone(self) -> bool:
-        """Whether it asks for more than several sequences: then it is not taken apart either."""
+        """Whether the request asks for something besides several sequences: then it is not taken apart."""
         said = _but_n_in(self._said)
         return said != _SAYS_NOTHING[1:] and not all(map(is_neutral, said, _BUT_N))
 
     @property
     def max_answer_tokens(self) -> int | None:
-        """How many tokens the client allows an answer; None where it does not say."""
+        """The most tokens that the client allows an answer; None: it names no number."""
         given = self._said.max_completion_tokens
         of_both = count_in(given) if given is not ABSENT else 0
         return of_both or count_in(self._said.max_tokens) or None
@@ -196,8 +198,8 @@ class ClientBody(msgspec.Struct, frozen=True):
         return self._followed_by([*self._one_token(), _written(reservation)])
 
     def forgotten(self) -> ClientBody:
-        """The facts that are still needed when no engine will be sent the body: its length in tokens, and whether the
-        answer is streamed."""
+        """The body without its bytes, for when no engine will be sent it any more. It keeps its length in tokens, and
+        whether the answer is streamed."""
         return ClientBody(b"", 0, 0, _FORGOTTEN, self.is_stream, self.estimated_prompt_tokens, ABSENT)
 
     def _one_token(self) -> list[bytes]:
@@ -218,10 +220,11 @@ class ClientBody(msgspec.Struct, frozen=True):
 
 
 def parse_body(raw: Bytes) -> ClientBody:
-    """The client's request body, which does not change from now on. Takes 1 ms per MiB of text, 5 of many values.
+    """The client's request body, scanned. ``raw`` must not change from now on. Takes 1 ms per MiB of text, or 5 ms per
+    MiB of many values.
 
     Raises:
-        BadBody: It is not a JSON object, or says what only the router may say.
+        BadBody: It is not a JSON object, or its ``vllm_xargs`` names transfer parameters.
     """
     begin, said = scanned(raw, _SAID)
     num_tokens = estimate_prompt_tokens(raw) if said.prompt is ABSENT else tokens_of_text(len(raw))
@@ -256,7 +259,7 @@ def _problem_of(error: msgspec.DecodeError | RecursionError) -> str:
 
 
 def _require_no_params(vllm_xargs: Extra) -> None:
-    """Raises: BadBody: It names transfer parameters."""
+    """Raises: BadBody: ``vllm_xargs`` names transfer parameters."""
     for key in Extra.__struct_fields__:
         if getattr(vllm_xargs, key) is not ABSENT:
             raise BadBody(f"vllm_xargs has {key}: only this router writes it, leave it out")
@@ -285,7 +288,7 @@ def _has_one(values: msgspec.Raw) -> bool:
 
 
 def _text(value: msgspec.Raw) -> bytes:
-    """A JSON string that says something; empty for all else."""
+    """The JSON text of a string that is not empty; no bytes for all else."""
     if value is ABSENT:
         return b""
     text = bytes(value)
@@ -301,7 +304,7 @@ def _name_in(value: msgspec.Raw) -> str:
 
 
 def count_in(value: msgspec.Raw) -> int:
-    """A limit; 0 where the client gave none, or none that is a number of tokens."""
+    """The number of tokens that ``value`` names; 0: it is absent, or no such number."""
     if value is ABSENT:
         return 0
     text = bytes(value)
@@ -329,5 +332,5 @@ _NESTED: Final = re.compile(rb"\[\s{0,99}+\[")
 _TEXTS: Final = re.compile(rb'\[\s{0,99}+"')
 _LIST_END: Final = re.compile(rb"\]")
 _ENDS: Final = re.compile(rb"\s{0,99}+\]")
-"""Without the limit of 99, 8 MiB of blanks cost each of these patterns 20 ms, and 120 if it also gives each blank back.
-Decode prefills a prompt that has more blanks in such a place."""
+"""These patterns skip at most 99 blanks: without that limit, 8 MiB of blanks cost each of them 20 ms, and 120 ms if it
+also gives each blank back. Decode by itself prefills a prompt with more blanks in such a place."""

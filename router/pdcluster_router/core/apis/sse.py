@@ -32,7 +32,7 @@ _GIVEN_UP: Final = b'"finish_reason":"abort"'
 """How vLLM 0.32 (``v1/engine`` ``FinishReason.ABORT``) marks a request that it ends though its client wants more, as
 when vLLM stops: the answer has status 200 and the text so far. No text that a model makes looks like this either."""
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
-"""Bytes of an answer that its engine did not finish, and the reason that the client is told."""
+"""Bytes that mark an answer as unfinished by its engine, each with the reason that the client is told."""
 
 _BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
@@ -48,7 +48,7 @@ class StreamError:
 def first_event_end(stream: bytes | bytearray) -> int:
     """How many bytes the first event has, its blank line included; -1 while it is not whole.
 
-    Lines end with LF, CRLF or CR. Comments before it belong to it: they are no events.
+    Lines end with LF, CRLF or CR. Comments before the event count as part of it: they are no events.
     """
     end = 0
     while (begin := end) < len(stream):
@@ -64,7 +64,7 @@ def _is_comment(block: bytes | bytearray) -> bool:
 
 
 def error_of(event: bytes) -> StreamError | None:
-    """The error in this event, if it is one."""
+    """The error that this event tells; None: it tells none."""
     if b'"error"' not in event:
         return None
     payload = _payload_of(event)
@@ -83,9 +83,10 @@ def given_up_in(answer: bytes | bytearray, marks: Mapping[bytes, str] = GAVE_UP)
 
 
 def first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[int, str]:
-    """The index of the first of ``marks``, and the reason that it stands for; -1 and an empty one: there is none."""
+    """The index of the first of ``marks`` in ``answer``, and the reason that it stands for; -1 and "": there is
+    none."""
     first, said = -1, ""
-    for mark, why in marks.items():  # Not ``min`` of a generator: each answer comes here.
+    for mark, why in marks.items():  # Not ``min`` of a generator, which is slower: each answer comes here.
         at = answer.find(mark)
         if at >= 0 and not 0 <= first < at:
             first, said = at, why
@@ -93,7 +94,8 @@ def first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[i
 
 
 class ErrorWatch:
-    """Looks for the event that breaks off a stream that has begun. One per stream; costs two searches per chunk."""
+    """Looks for the event that breaks off a stream that has begun. One per stream. Searches each chunk once for an
+    error event, and once for each mark."""
 
     __slots__ = ("_event", "_given_up", "_is_error_torn", "_marks", "_num_kept", "_tail")
 
@@ -107,7 +109,7 @@ class ErrorWatch:
         self._num_kept = max(map(len, (self.late_error, *marks)))
         self._given_up = ""
         self._is_error_torn = False
-        """Whether the beginning of the error event had been passed on when it was known as one."""
+        """Whether the beginning of the error event was passed on before the event was known to be an error."""
         self._tail = b"\n"
         self._event: bytes | None = None
 
@@ -151,7 +153,8 @@ class ErrorWatch:
         return chunk[: max(0, found + 1 - len(self._tail))]
 
     def message(self) -> str | None:
-        """Why the engine broke off: why it gave up, or its error event, once whole. None: it has not broken off."""
+        """Why the engine broke off: the reason of a mark, or the message of its error event. None: the engine has not
+        broken off, or that event is not whole."""
         if self._given_up:
             return self._given_up
         if self._event is None or first_event_end(self._event) < 0:

@@ -1,6 +1,7 @@
 """The trace id of a request: W3C Trace Context, ``traceparent``.
 
-The header itself goes to engines as it came, for vLLM reads it. An invalid one goes too: no hop can use it.
+The header itself goes to engines as it came, for vLLM reads it. An invalid header goes too, and does no harm: no hop
+can use it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _FIRST_VERSION: Final = b"00"
 _NO_VERSION: Final = b"ff"
 _NO_TRACE: Final = b"0" * 32
 _NUM_OF_FIRST: Final = 55
-"""Bytes of a ``traceparent`` of the first version. Later versions add theirs behind these."""
+"""Bytes of a ``traceparent`` of the first version. Later versions may add more behind these."""
 _NO_PARENT: Final = b"0" * 16
 
 

@@ -10,11 +10,11 @@ prefills by itself waits likewise, for room on the decode engines, in an ``Admis
                        |             |
                   full: 429     waited too long: 503
 
-No request counts for more than a quarter of an engine's limit: a long prompt is often in prefill's cache, and four of
-them at a time cost little where they are not. For ``PASS_S`` a request that does not fit may be passed by smaller ones
-that do; after that all others wait for it, so it enters as soon as the backlog has gone down.
+No request counts for more than a quarter of an engine's limit: a long prompt is often in prefill's cache, and four long
+prompts at a time cost little where they are not. For ``PASS_S`` a request that does not fit may be passed by smaller
+ones that do; after that all others wait for it, so it enters as soon as the backlog has gone down.
 
-``fair_queue.py`` has the order of those that wait: that of arrival where all are of one flow.
+``fair_queue.py`` decides the order of the requests that wait: the order of arrival, if all are of one flow.
 
 Counts tokens, as the router estimates them; knows no request, no engine and no clock.
 """
@@ -30,12 +30,14 @@ from pdcluster_router.core.clients.fair_queue import NO_KEY, FairQueue, KeyFlow,
 from pdcluster_router.core.clients.turn_log import TurnLog
 
 PASS_S: Final = 2.0
-"""Seconds from its arrival in which smaller requests may pass a waiter: a few prefills, so room mostly comes within."""
+"""Seconds from a request's arrival in which smaller ones may pass it: a few prefills, so a large request mostly finds
+room by then."""
 MAX_LOOKED_AT: Final = 64
 """The most places that one ``admit`` looks at: it bounds the cost of a full queue."""
 _MOST_OF_LIMIT: Final = 4
 _TURN_OF_QUEUE: Final = 4
-"""A priority waits for its turn for a quarter of the longest wait: so its next requests enter in time."""
+"""A priority that had no turn for a quarter of the longest wait gets one, so that its next requests enter before their
+longest wait is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ class Admission(Generic[Waiter]):
         return list(self._queue)
 
     def set_engines(self, num_usable: int) -> None:
-        """The limit follows the pool. With no usable engine it is that of one: probes may be wrong, requests try."""
+        """Sets the limit for so many engines. Without any it is the limit of one: probes may be wrong, so requests
+        try."""
         self._limit_tokens = max(1, num_usable) * self._engine_tokens
 
     def share_of(self, num_tokens: int) -> int:
@@ -106,7 +109,8 @@ class Admission(Generic[Waiter]):
     def queue(self, waiter: Waiter, share: int, *, now: float, deadline: float, flow: KeyFlow = NO_KEY) -> float | None:
         """The request waits in the queue. Call ``admit`` soon. ``deadline``: the request's own.
 
-        Returns until when it waits at most, in monotonic seconds; None: the queue is full, so it does not wait.
+        Returns the time until which it waits at most, in monotonic seconds; None: the queue is full, so it does not
+        wait.
         """
         if len(self._queue) >= self._max_queued:
             return None
@@ -116,8 +120,8 @@ class Admission(Generic[Waiter]):
         return place.deadline
 
     def displace_for(self, flow: KeyFlow) -> Waiter | None:
-        """A request that has left the full queue, so that one of ``flow`` may ``queue``. None: there is none, because
-        ``flow`` has its part of the places.
+        """A request that has left the full queue, so that one of ``flow`` may ``queue``. None: no request has left,
+        because ``flow`` has its part of the places.
         """
         waiter = self._turns.displaced_by(flow)
         if waiter is not None:
@@ -125,7 +129,7 @@ class Admission(Generic[Waiter]):
         return waiter
 
     def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
-        """Each flow is as ``flow_of`` says of its name, also for requests that wait. Call ``admit`` soon."""
+        """Gives each flow the weight and priority that ``flow_of`` has for its name. Call ``admit`` soon."""
         self._turns.follow(flow_of, now=now)
 
     def leave(self, waiter: Waiter) -> bool:
@@ -137,8 +141,8 @@ class Admission(Generic[Waiter]):
         return True
 
     def admit(self, *, now: float) -> list[Waiter]:
-        """Requests that enter now, by turns except where one passes another. Each holds its share, and they are the
-        last ones of ``turn_log``.
+        """The requests that enter now, in turn, except where a smaller one passes. Each holds its share. ``turn_log``
+        ends with these requests.
         """
         entered: list[Waiter] = []
         if self._is_full():
@@ -157,7 +161,8 @@ class Admission(Generic[Waiter]):
         return entered
 
     def expire(self, *, now: float) -> list[Waiter]:
-        """The requests that have waited too long; the queue has them no more. Costs a look at each that waits."""
+        """Takes the requests that have waited too long out of the queue, and returns them. Costs a look at each that
+        waits."""
         late = [waiter for waiter, place in self._queue.items() if now >= place.deadline]
         for waiter in late:
             self.leave(waiter)

@@ -1,4 +1,5 @@
-"""Clients' keys: which there are, whose a request shows, and what each may ask for. Pure: ``access.py`` reads the file.
+"""Clients' keys: which ones exist, which one a request shows, and what each may ask for. Pure: ``access.py`` reads the
+file.
 
     # comment
     9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c1b0f00a08  team-a     what sha256sum prints, and a name
@@ -22,7 +23,8 @@ from pdcluster_router.core.clients.fair_queue import MAX_PRIORITY, MAX_WEIGHT, K
 from pdcluster_router.core.clients.key_limits import MAX_LIMIT, NO_LIMITS, KeyLimits, LimitedBy
 
 MAX_KEYS: Final = 1000
-"""Each key costs every request 0.1 us: the key shown is compared with all, so that the time tells nothing."""
+"""Each key costs every request 0.1 us: a shown key is compared with all, so that the time of the check tells
+nothing."""
 
 CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+)(?:\s+(\S.*))?)?")
@@ -46,7 +48,7 @@ _NO_NAME: Final = "-"
 """The name that sha256sum prints for its standard input. As a name, it would give many keys one share of the room."""
 _BEARER: Final = b"bearer "
 KEY_HEADERS: Final = frozenset((b"authorization", b"x-api-key"))
-"""Where a request may show its key."""
+"""The headers in which a request may show its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class ApiKeys:
         return len(self._digests) > 1
 
     def flow_of(self, name: str) -> KeyFlow:
-        """The line in the queue for requests of this key."""
+        """The flow of the requests with a key of this name."""
         return self._flows.get(name) or KeyFlow(name)
 
     def name_of(self, key: bytes) -> str | None:

@@ -13,13 +13,14 @@ from typing import Final
 from pdcluster_router.core.clients.room import Room, RoomLimit
 
 CALLS_PART: Final = 4
-"""Calls hold one part of the room in so many, at most. A call has a tenth of the bytes of its prompt, or less."""
+"""All calls together hold at most the room's bytes divided by this. A call has a tenth of the bytes of its prompt, or
+less."""
 SMALL_ROOM_PART: Final = 2
-"""The same in a room so small that its largest call would not fit into that part."""
+"""The divisor instead of ``CALLS_PART`` in a room so small that the largest call would not fit into that part."""
 
 
 class CallsRoom:
-    """The bytes of all calls that are here. Event loop only."""
+    """The bytes of all calls on the internal port. Event loop only."""
 
     __slots__ = ("held_bytes", "make_room", "max_bytes", "room", "used_bytes")
 
@@ -31,7 +32,7 @@ class CallsRoom:
         self.max_bytes = max(room.max_bytes // CALLS_PART, min(room.max_bytes // SMALL_ROOM_PART, largest_bytes))
         self.used_bytes = 0
         self.held_bytes: dict[str, int] = {}
-        """Bytes by address, of each that holds any."""
+        """Bytes by address. An address that holds none is not in it."""
 
     def num_missing(self, num_bytes: int) -> int:
         """How many of ``num_bytes`` have no room; 0 or less: all of them have."""
@@ -41,7 +42,7 @@ class CallsRoom:
 class CallerRoom(Room):
     """The room for one connection to the internal port. ``used_bytes``: its own. Owned by its connection.
 
-    Its functions call none while there is room: each call of an engine comes here.
+    While there is room, its functions call no others, for speed: each call of an engine comes here.
     """
 
     __slots__ = ("_calls", "address", "is_closed")
@@ -53,7 +54,8 @@ class CallerRoom(Room):
         self.is_closed = False
 
     def take(self, num_bytes: int, share: RoomLimit, holder: str = "") -> bool:  # noqa: ARG002  # the address holds it
-        """Whether there was room, or others made some; if so it is taken until ``give_back`` or ``close``."""
+        """Whether there was room, or other connections made some; if so it is taken until ``give_back`` or
+        ``close``."""
         if self.is_closed or not num_bytes:
             return True
         calls, room = self._calls, self._calls.room

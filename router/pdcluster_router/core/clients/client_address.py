@@ -1,11 +1,11 @@
 """The address of a client when proxies stand before the router: docs/decisions/0034-client-addresses.md.
 
     peer is no trusted proxy   its own address; headers are the client's words, and are not looked at
-    peer is one                the header from its right end: the first address that is no trusted proxy's
+    peer is a trusted proxy    the header from its right end: the first address that is no trusted proxy's
 
 The walk goes from right to left, because each trusted proxy appends the address of its own peer to what that peer had
-sent. So it ends before the part that the client wrote itself. It also ends at an entry that is no address: then the
-client's address is the entry to the right of it, or the peer's.
+sent. So the walk ends before the part that the client wrote itself. It also ends at an entry that is no address: then
+the client's address is the entry to the right, or the peer's address.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def parse_node(node: bytes) -> Address | None:
 
 
 def _listed(line: bytes) -> Iterator[bytes]:
-    """The elements of ``X-Forwarded-For``, the last one first. One that is too long counts as empty, and is the last.
+    """The elements of ``X-Forwarded-For``, the last one first. An element that is too long counts as empty, and ends
+    the list.
 
     An empty element is no address, so it ends the walk.
     """

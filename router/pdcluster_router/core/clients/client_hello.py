@@ -3,8 +3,8 @@
     records    22 | version | length | part of the message      22 | version | length | next part      ...
     message    1 | length (3) | the rest
 
-OpenSSL takes memory for a whole message once it knows its length, and a ClientHello may claim 128 KiB. So a client that
-sent nine bytes and waited held that memory. No other message has this much room: OpenSSL gives them less, or expects
+OpenSSL takes memory for a whole message once it knows its length, and a ClientHello may claim 128 KiB. Without a bound,
+a client that sent nine bytes and waited would hold that memory. OpenSSL gives all other messages less room, or expects
 none of them from a client. A client that is told to try again (HelloRetryRequest) sends a second ClientHello.
 """
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 MAX_HELLO_BYTES: Final = 16 << 10
-"""The most that a ClientHello may claim. With key shares that resist quantum computers it has 2 KiB, and some more with
-a ticket of an old session. OpenSSL's first buffer has 16 KiB, so a smaller bound would save nothing."""
+"""The most bytes that a ClientHello may claim. With key shares that resist quantum computers it has 2 KiB, and some
+more with a ticket of an old session. OpenSSL's first buffer has 16 KiB, so a smaller bound would save nothing."""
 
 _HANDSHAKE: Final = 22
 _CLIENT_HELLO: Final = 1
@@ -23,7 +23,7 @@ _MESSAGE_HEADER_BYTES: Final = 4
 _RETRY_RANDOM: Final = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
 """The random of a ServerHello that asks for a second ClientHello (RFC 8446, 4.1.3)."""
 _RANDOM_AT: Final = 11
-"""The place of a ServerHello's random: behind the headers of its record and message, and its version."""
+"""The index of a ServerHello's random: behind the headers of its record and message, and its version."""
 
 
 class BadHello(Exception):
@@ -48,7 +48,8 @@ class HelloWatch:
         """The number of bytes of ``data`` up to the end of the ClientHello. They may be given to OpenSSL.
 
         Raises:
-            BadHello: It claims too much, or more messages are in its last record, or one of its records is empty.
+            BadHello: The ClientHello claims too many bytes, has an empty record, or has more bytes behind it in its
+                last record.
         """
         at = 0
         while at < len(data) and not self.is_over:
@@ -68,7 +69,8 @@ class HelloWatch:
 
     @property
     def _is_handshake(self) -> bool:
-        """Records of other kinds are OpenSSL's to judge: it skips some of them before a second ClientHello."""
+        """Whether the record is of the handshake. OpenSSL judges all others: it skips some before a second
+        ClientHello."""
         return self._record_header[0] == _HANDSHAKE
 
     def _record_goes_on(self, data: bytes | memoryview) -> int:
@@ -98,7 +100,7 @@ class HelloWatch:
         return len(part)
 
     def _ends(self) -> None:
-        """More in the same record could be a second ClientHello, which OpenSSL would read at once."""
+        """The message is whole. Raises: BadHello: Its record has more, perhaps a second ClientHello."""
         if self._num_record_bytes_left and self._message_header[0] == _CLIENT_HELLO:
             raise BadHello("more behind its ClientHello in one record")
         self.is_over = True

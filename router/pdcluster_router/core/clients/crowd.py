@@ -1,11 +1,11 @@
-"""The choice of connections to the internal port that make room for others: for a connection, or for a call's bytes.
+"""Chooses connections to the internal port that make room: for another connection, or for a call's bytes.
 
-Of the address that has the most connections in no use, the oldest goes; and again, until there is room. So a crowd from
-one machine, or from a few, makes room for itself, and an engine keeps the few that it has. A connection is in use while
-a call waits there for its outcome: only holders of the secret get that far. Such connections are never chosen.
+The address with the most connections in no use loses its oldest one, again and again until there is room. So a crowd
+from one machine, or from a few, makes room for itself, and an engine keeps its few connections. A connection is in use
+while a call waits there for its outcome: only holders of the secret get that far. Such connections are never chosen.
 
-For bytes the same holds, with the address that holds the most of them. It must hold over ``TIMES_MORE`` times as many
-as the one that asks would have: two that hold about the same do not push each other out in turn.
+For bytes, the address that holds the most of them makes room. It must hold over ``TIMES_MORE`` times as many as the
+address that asks would have: two addresses that hold about the same do not push each other out in turn.
 
 Known engines have no places of their own. Their calls may come from other addresses than those at which the router
 reaches them (``requests/reservation.py``), and two of these addresses may be one machine's.
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from typing import Final
 
 TIMES_MORE: Final = 2
-"""An address that holds over so many times the bytes of one that asks makes room for it."""
+"""An address makes room for another one if it holds over this many times the bytes that the other would have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One connection. ``number``: the caller's own name for it. ``num_bytes``: those that it holds of the room."""
+    """One connection. ``number``: any number that names it. ``num_bytes``: the bytes of the room that it holds."""
 
     number: int
     address: str
@@ -34,7 +34,8 @@ class Place:
 
 
 def places_to_clear(places: Iterable[Place], num_wanted: int) -> list[int]:
-    """The numbers of ``num_wanted`` places, or of all that are in no use. ``places``: the oldest first."""
+    """The numbers of ``num_wanted`` places in no use, or of all such places if they are fewer. ``places``: the oldest
+    first."""
     idle = _idle_by_address(places)
     crowds = [(-len(numbers), numbers[0], numbers) for numbers in idle]
     heapq.heapify(crowds)
@@ -66,7 +67,8 @@ def may_ask(held: Mapping[str, int], asker: str, num_bytes: int, num_needed: int
 def places_to_empty(
     places: Iterable[Place], asker: str, num_bytes: int, num_needed: int, num_spare: int = 0
 ) -> list[int]:
-    """The numbers of places whose bytes are ``num_needed`` and up to ``num_spare`` more; none if they are not enough.
+    """The numbers of places that hold ``num_needed`` bytes, and ``num_spare`` more if possible; empty if they hold
+    fewer.
 
     The address with the most bytes gives its oldest place, again and again, as long as it holds more than ``asker``
     would with its ``num_bytes``. ``places``: the oldest first.
@@ -86,7 +88,8 @@ def places_to_empty(
 
 
 def _emptied(heap: list[tuple[int, int, deque[Place]]], most: int, num_wanted: int) -> tuple[list[int], int]:
-    """The numbers, and the bytes of these places. ``heap``: the largest holder first; it is used up."""
+    """The numbers of the emptied places, and the sum of their bytes. ``heap``: the largest holder first; it is used
+    up."""
     emptied: list[int] = []
     num_found = 0
     while heap and -heap[0][0] > most and num_found < num_wanted:

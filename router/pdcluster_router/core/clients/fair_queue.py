@@ -1,12 +1,12 @@
-"""The order in which those that wait are let in: the flows of one priority take turns by tokens.
+"""The order in which waiting requests are let in: the flows of one priority take turns by tokens.
 
     priority 0   flow a  tag  700   [ 60 | 60 | 60 | ... ]     the next one: lowest priority, then lowest tag
                  flow b  tag  705   [ 500 ]                    let in: its tag is 1205 from now on (weight 1)
     priority 5   flow c  tag    0   [ 10 | 10 ]                has a turn when it had none for ``turn_s``
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996), with the tags kept by flow and not by request: one that leaves
-without having been let in is not charged. A flow has one line, known by its name: ``follow`` gives it another weight or
-priority. docs/decisions/0039-fair-queue.md has the reasons. Knows no limits and no clock.
+Start-time fair queueing (Goyal, Vin, Cheng 1996), with one tag for each flow, not for each request: a request that
+leaves without having been let in is not charged. A flow has one line, known by its name: ``follow`` gives it another
+weight or priority. docs/decisions/0039-fair-queue.md has the reasons. Knows no limits and no clock.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Waiter = TypeVar("Waiter", bound=Hashable)
 MAX_WEIGHT: Final = 100
 MAX_PRIORITY: Final = 10
 _FIRST: Final = -1_000_000
-"""Added to the priority of one whose turn has come."""
+"""Added to a priority that has its turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFlow:
-    """Requests that have one line together: those of one API key's name."""
+    """The requests of one API key's name: they wait in one line."""
 
     name: str
     weight: int = 1
@@ -49,9 +49,9 @@ class _Line(Generic[Waiter]):
 
     def __init__(self, flow: KeyFlow, number: int) -> None:
         self.flow = flow
-        """As it is now."""
+        """With its weight and priority of now."""
         self.tag = 0.0
-        """Tokens that its flow has been let in for, divided by its weight."""
+        """Begins as ``put_in`` says. Grows by the tokens that the flow is let in for, divided by its weight."""
         self.number = number
         """Of two lines with one tag the lower number is first."""
         self.costs: OrderedDict[Waiter, int] = OrderedDict()
@@ -66,12 +66,12 @@ class _Class(Generic[Waiter]):
         self.order: list[tuple[float, int, _Line[Waiter]]] = []
         """Sorted by tag and number."""
         self.debts: dict[str, float] = {}
-        """The tags of flows of which none waits, while others wait: at most one for each key."""
+        """The kept tags of flows without a waiting request, by name: at most one for each key."""
         self.turn_at = now
-        """When it was let in last, or came."""
+        """When a request of this priority was let in last, or when the first one came. Monotonic seconds."""
 
     def put_in(self, line: _Line[Waiter]) -> None:
-        """A line that comes begins at the lowest tag, or at its flow's own."""
+        """Adds a line. Its tag begins at the lowest one here, or at its flow's kept tag if that is higher."""
         line.tag = max(self._lowest_tag(), self.debts.pop(line.flow.name, 0.0))
         insort(self.order, (line.tag, line.number, line))
 
@@ -90,7 +90,7 @@ class _Class(Generic[Waiter]):
         insort(self.order, (line.tag, line.number, line))
 
     def forget_paid(self) -> None:
-        """Debts that no line would begin above are forgotten."""
+        """Forgets kept tags that are not above the lowest one: they would change nothing."""
         lowest = self._lowest_tag()
         self.debts = {name: tag for name, tag in self.debts.items() if tag > lowest}
 
@@ -99,23 +99,24 @@ class _Class(Generic[Waiter]):
 
 
 _Entry: TypeAlias = tuple[int, float, int, Waiter, _Line[Waiter], Iterator[Waiter]]
-"""Priority, tag and number of a line, the next of its requests, the line, and those after it."""
+"""A line's rank, tag and number, its next request, the line itself, and its requests after that one."""
 
 
 class FairQueue(Generic[Waiter]):
-    """All that wait for one backlog. One owner."""
+    """All requests that wait for one backlog. One owner."""
 
     def __init__(self, turn_s: float) -> None:
-        """``turn_s``: seconds after which a priority has a turn although earlier ones wait."""
+        """``turn_s``: seconds after which a priority has a turn although requests of earlier priorities wait."""
         self._turn_s = turn_s
         self._classes: dict[int, _Class[Waiter]] = {}
-        """By priority. Each has a line."""
+        """By priority. Each class has at least one line."""
         self._lines: dict[str, _Line[Waiter]] = {}
         """By the flow's name."""
         self._num_lines = 0
 
     def add(self, waiter: Waiter, flow: KeyFlow, cost: int, *, now: float) -> None:
-        """``waiter`` is the last one in the line of ``flow``, which is from now on as given. ``cost``: in tokens."""
+        """Puts ``waiter`` at the end of its flow's line. The weight and priority in ``flow`` hold from now on.
+        ``cost``: in tokens."""
         line = self._lines.get(flow.name)
         if line is None:
             self._num_lines += 1
@@ -126,7 +127,7 @@ class FairQueue(Generic[Waiter]):
         line.costs[waiter] = cost
 
     def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
-        """Each flow is as ``flow_of`` says of its name, from now on. Costs a look at each line."""
+        """Gives each flow the weight and priority that ``flow_of`` has for its name. Costs a look at each line."""
         for line in list(self._lines.values()):
             self._change(line, flow_of(line.flow.name), now)
         for each in self._classes.values():
@@ -150,12 +151,12 @@ class FairQueue(Generic[Waiter]):
             self._forget_empty(line.flow.priority)
 
     def clear(self) -> None:
-        """None waits any more."""
+        """No request waits any more."""
         self._classes.clear()
         self._lines.clear()
 
     def in_order(self, most: int, *, now: float) -> Iterator[Waiter]:
-        """Those that are to be let in next, ``most`` of them at most. Add and remove none until it has ended."""
+        """The requests to let in next, at most ``most``. Add and remove none until the iteration has ended."""
         entries = [entry for priority in self._classes for entry in self._heads(priority, most, now)]
         heapify(entries)
         for _ in range(most):
@@ -169,10 +170,10 @@ class FairQueue(Generic[Waiter]):
                 heappush(entries, (line.flow.priority, tag, number, after, line, rest))
 
     def displaced_by(self, flow: KeyFlow) -> Waiter | None:
-        """The one that gives its place to a new request of ``flow`` where there is none left: the newest of the flow
-        with the most places by weight. No flow gives its only place, and one that has none gets one: by weight alone
-        one with 1 would have none beside one with 100. None: there is no such place. Costs a look at each flow that
-        waits.
+        """The request that gives its place to a new one of ``flow`` when no place is left: the newest one of the flow
+        with the most places by weight. No flow gives its only place, and a flow without a place gets one: by weight
+        alone, a flow of weight 1 would have none beside one of weight 100. None: no request gives its place. Costs a
+        look at each flow that waits.
         """
         own = self._lines.get(flow.name)
         lines = [line for line in self._lines.values() if len(line.costs) > 1]
@@ -194,7 +195,8 @@ class FairQueue(Generic[Waiter]):
             del self._classes[priority]
 
     def _change(self, line: _Line[Waiter], flow: KeyFlow, now: float) -> None:
-        """The line's flow is ``flow`` from now on. With another priority it comes anew there, and owes nothing here."""
+        """The line's flow is ``flow`` from now on. With another priority the line comes anew there, and leaves no tag
+        here."""
         before, line.flow = line.flow.priority, flow
         if flow.priority == before:
             return

@@ -3,11 +3,11 @@
     enter --within all of its limits--> one request more is running --leave--> it is not
       +-----over one of them----------> OverLimit: which, both numbers, and when asking again helps. Nothing is taken
 
-A rate is a bucket. Full it holds what may be asked for in a minute, and from empty it fills in a minute: in any stretch
-of t seconds no more goes through than ``limit * (1 + t / 60)``. A request larger than the
-bucket would never go through, and its client is told so. A bucket is one number, the time when it is full.
+A rate is a bucket. A full one holds what may be asked for in a minute, and an empty one fills in a minute: in any
+stretch of t seconds no more goes through than ``limit * (1 + t / 60)``. A request larger than the bucket would never go
+through, and its client is told so. The state of a bucket is one number: the time at which it is full.
 
-A request that no engine got, for want of a place in the queue, gives back what it took of each rate:
+If the queue has no place for a request, no engine gets it, and it gives back what it took of each rate:
 
     take --it has to wait--> hold --no place--> give_back     what has not flowed in again since, first in first out
                               +---it is over--> let_go
@@ -61,7 +61,7 @@ class OverLimit:
     by: LimitedBy
     limit: int
     wanted: int
-    """Requests or tokens that this one counts as."""
+    """The number of requests or tokens that this request counts as."""
     left: int
     """The rest of ``limit`` that the key has."""
     retry_after_s: int | None
@@ -70,7 +70,7 @@ class OverLimit:
 
 @dataclass(frozen=True, slots=True)
 class RateLeft:
-    """The rest of a rate."""
+    """The amount of a rate that is left."""
 
     per_minute: int
     left: int
@@ -89,7 +89,7 @@ class _Take:
 
 
 class Bucket:
-    """One rate. ``per_minute``: None: there is no limit."""
+    """One rate. If ``per_minute`` is None, there is no limit."""
 
     __slots__ = ("_full_at", "_held", "per_minute")
 
@@ -97,10 +97,11 @@ class Bucket:
         self.per_minute: int | None = None
         self._full_at = -inf
         self._held: dict[Hashable, _Take] = {}
-        """By the request, in the order in which they took: those that may give back."""
+        """By request, in the order of taking: the takes that may be given back."""
 
     def wait_s(self, amount: int, now: float) -> float:
-        """Seconds until ``amount`` may be taken, if no one else takes any; endless if it is more than a minute's."""
+        """Seconds until ``amount`` may be taken, if no other request takes any; ``inf`` if it is more than a
+        minute's."""
         if self.per_minute is None:
             return 0.0
         if amount > self.per_minute:
@@ -109,17 +110,17 @@ class Bucket:
         return wait_s if wait_s > _ROUNDING_S else 0.0
 
     def take(self, amount: int, now: float) -> None:
-        """``amount`` goes through. Only if ``wait_s`` of ``amount`` is 0."""
+        """Takes ``amount``. Call it only if ``wait_s`` of ``amount`` is 0."""
         if self.per_minute is not None:
             self._full_at = now + self._missing_s(now) + amount * WINDOW_S / self.per_minute
 
     def hold(self, taker: Hashable, amount: int) -> None:
-        """``taker``, who has just taken ``amount``, may give it back. No one else has taken any since."""
+        """``taker``, which has just taken ``amount``, may give it back. Call it before any other ``take``."""
         if self.per_minute is not None:
             self._held[taker] = _Take(self._full_at, amount * WINDOW_S / self.per_minute)
 
     def give_back(self, taker: Hashable, now: float) -> None:
-        """The part of its share that has not flowed in again is there now. Costs a look at each later holder."""
+        """Puts back the part of ``taker``'s share that has not flowed in again. Costs a look at each later holder."""
         share = self._held.get(taker)
         if share is None:
             return
@@ -139,11 +140,11 @@ class Bucket:
         """The amount that may be taken at once, in [0, ``per_minute``]. Only where there is a rate."""
         assert self.per_minute is not None, "no rate"
         each_s = WINDOW_S / self.per_minute
-        rounding_s = min(_ROUNDING_S, each_s / 2)  # Of a large rate more than one flow in within ``_ROUNDING_S``.
+        rounding_s = min(_ROUNDING_S, each_s / 2)  # At a large rate more than one flows in within ``_ROUNDING_S``.
         return max(0, min(self.per_minute, int((WINDOW_S - self._missing_s(now) + rounding_s) / each_s)))
 
     def rate_left(self, now: float) -> RateLeft | None:
-        """The rest of it; None: there is no rate."""
+        """The amount that is left; None: there is no rate."""
         if self.per_minute is None:
             return None
         return RateLeft(self.per_minute, self.left(now), self._missing_s(now))
@@ -153,7 +154,7 @@ class Bucket:
 
 
 class KeyUse:
-    """All that the key of one name has asked for. One owner."""
+    """All that the keys of one name have asked for. One owner."""
 
     __slots__ = ("_max_concurrent", "_requests", "_tokens", "num_refused", "num_running")
 
@@ -167,13 +168,15 @@ class KeyUse:
         self._tokens = Bucket()
 
     def limit(self, limits: KeyLimits) -> None:
-        """These hold from now on. Running requests still count, and the same share of a rate is left as before."""
+        """``limits`` hold from now on. Running requests still count, and of each rate the same share is left as
+        before."""
         self._max_concurrent = limits.max_concurrent
         self._requests.per_minute = limits.requests_per_minute
         self._tokens.per_minute = limits.prompt_tokens_per_minute
 
     def enter(self, num_tokens: int, *, now: float) -> OverLimit | None:
-        """One request of ``num_tokens`` runs until ``leave``; or why it must not, and nothing has changed."""
+        """Lets in one request of ``num_tokens``, which runs until ``leave``. Returns why it is refused; None: it is
+        not. A refusal takes nothing, and is counted."""
         wait_s, tokens_wait_s = self._requests.wait_s(1, now), self._tokens.wait_s(num_tokens, now)
         is_full = self._max_concurrent is not None and self.num_running >= self._max_concurrent
         if wait_s or tokens_wait_s or is_full:
@@ -199,7 +202,7 @@ class KeyUse:
         self._tokens.hold(taker, num_tokens)
 
     def give_back(self, taker: Hashable, now: float) -> None:
-        """No engine gets this request: its rates have again what it took, unless that has flowed in already."""
+        """No engine gets this request: the rates get back what it took, except what has flowed in again already."""
         self._requests.give_back(taker, now)
         self._tokens.give_back(taker, now)
 
@@ -209,13 +212,13 @@ class KeyUse:
         self._tokens.let_go(taker)
 
     def leave(self) -> None:
-        """A request that entered is over. Once for each."""
+        """A request that entered is over. Call it once for each."""
         self.num_running -= 1
         assert self.num_running >= 0, "a request has left twice"
 
     def _refusal(self, wait_s: float, tokens_wait_s: float, num_tokens: int, now: float) -> OverLimit:
-        """Names the rate with the longer wait: the other one lets it in by then, if no other request comes. Names
-        ``max_concurrent`` where both rates have room."""
+        """Names the rate with the longer wait: the other one lets the request in by then, if no other request comes.
+        Names ``max_concurrent`` where both rates have room."""
         if tokens_wait_s and tokens_wait_s >= wait_s:
             limit, left = self._tokens.per_minute, self._tokens.left(now)
             retry_s = None if tokens_wait_s == inf else ceil(tokens_wait_s)
@@ -242,7 +245,7 @@ class KeyUses:
         return self._uses.items()
 
     def follow(self, limits: Mapping[str, KeyLimits]) -> None:
-        """These are the limits now. A key that has none any more is known while a request of it runs."""
+        """``limits`` hold from now on. The use of a key that has lost its limits is kept if a request of it runs."""
         before, self._uses = self._uses, {}
         for name, use in before.items():
             if name in limits or use.num_running:

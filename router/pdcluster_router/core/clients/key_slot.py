@@ -25,17 +25,18 @@ class KeySlot:
         """Header lines for its answer; may be empty."""
 
     def waits_for_a_place(self) -> None:
-        """The queue may have no place for it. Call it in the turn of the loop in which the request entered."""
+        """The queue may have no place for the request. Call it in the turn of the event loop in which the request
+        entered."""
         self._is_held = True
         self._use.hold(self, self._num_tokens)
 
     def give_back(self, now: float) -> None:
-        """No engine gets the request: its key has its rates again. A second call does nothing."""
+        """No engine gets the request: the rates of its key get back what it took. A second call does nothing."""
         self._use.give_back(self, now)
         self.lines = rate_lines(self._use, now)
 
     def leave(self) -> None:
-        """The request is over. Once."""
+        """The request is over. Call it once."""
         self._use.leave()
         if self._is_held:
             self._use.let_go(self)

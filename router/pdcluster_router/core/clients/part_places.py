@@ -1,4 +1,4 @@
-"""Places for parts of divided requests: a part has connections to engines and a call of decode's, as a client has.
+"""Places for parts of divided requests. A part needs connections to engines and a call of decode's, as a client does.
 
 Knows no request and no connection.
 """
@@ -17,17 +17,18 @@ class PartPlaces:
     __slots__ = ("_most", "num_taken")
 
     def __init__(self, num_clients: int) -> None:
-        """``num_clients``: the places of clients, of which parts take theirs."""
+        """``num_clients``: how many places clients have. Parts may take a quarter of them."""
         self._most = num_clients // SHARE
         self.num_taken = 0
 
     def take(self, num_parts: int) -> bool:
-        """Whether a request of so many parts has places, until it gives them back. One part has its client's."""
+        """Whether there are places for so many parts of a request; if so, they are taken until ``give_back``. One of
+        the parts uses its client's place."""
         if self.num_taken + num_parts - 1 > self._most:
             return False
         self.num_taken += num_parts - 1
         return True
 
     def give_back(self, num_parts: int) -> None:
-        """A request of so many parts, which had places, has ended. Once."""
+        """A request of so many parts, which had places, has ended. Call it once."""
         self.num_taken -= num_parts - 1

@@ -1,4 +1,5 @@
-"""The bytes of a proxy before its client's first one: the PROXY protocol, versions 1 and 2, as HAProxy specifies it.
+"""The bytes that a proxy sends before its client's first one: the PROXY protocol, versions 1 and 2, as HAProxy
+specifies it.
 
     1   PROXY TCP4 203.0.113.7 10.0.0.1 50000 443\\r\\n        PROXY UNKNOWN ...\\r\\n
     2   12 bytes of signature, version and command, family, length, addresses, TLVs

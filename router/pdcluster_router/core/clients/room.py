@@ -7,8 +7,8 @@
 
 A client that finds no room is told to come back. If clients waited for room, each with half a body here, all of them
 could run out of time. Large bodies leave room for small ones, and all clients leave room for what engines bring. Where
-there are several keys, the slow uploads or queued prompts of one key leave room for the others. ``caller_room.py`` has
-what comes to the internal port.
+there are several keys, the slow uploads or queued prompts of one key leave room for the others. ``caller_room.py``
+bounds what comes to the internal port.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ SMALL_BYTES: Final = 256 << 10
 """A body up to here is a small one: some 64,000 tokens of text."""
 
 TIMES_FREE: Final = 2
-"""No holder has more than so many times the bytes that are free. With 2, one holder alone gets two thirds of its limit.
-Two that want all of it leave a fifth, so a third one finds room; no part stays empty for each key. Switches share their
-buffers so (dynamic thresholds: Choudhury and Hahne, 1998)."""
+"""No holder may hold more than this many times the free bytes. With 2, a holder that is alone gets two thirds of its
+limit. Two holders that want all of it leave a fifth, so a third one finds room. No part is set aside for each key.
+Switches share their buffers so (dynamic thresholds: Choudhury and Hahne, 1998)."""
 
 
 MAX_FREE_BYTES: Final = 16 << 10
-"""A page's head up to here takes no room: a probe of our health is served when clients have filled it."""
+"""A page's head up to here takes no room, so a probe of the router's health is served when clients have filled the
+room."""
 
 
 class RoomLimit(IntEnum):
-    """Eighths of the room that may be in use afterwards, by who asks. A number: an Enum's ``value`` costs two calls."""
+    """Eighths of the room that may be in use after a ``take``, by who takes. No plain Enum: its ``value`` costs two
+    calls."""
 
     CLIENTS_LARGE = 6
     CLIENTS = 7
@@ -46,10 +48,11 @@ class Room:
         self.max_bytes = max_bytes
         self.used_bytes = 0
         self._held_bytes: dict[str, int] = {}
-        """Bytes by holder, of each that holds any."""
+        """Bytes by holder. A holder without bytes is not in it."""
 
     def take(self, num_bytes: int, share: RoomLimit, holder: str = "") -> bool:
-        """Whether there was room; if so it is taken until ``give_back``. ``holder``: the key; empty: not bounded."""
+        """Whether there was room; if so it is taken until ``give_back``. ``holder``: a key's name, or empty: then only
+        the room bounds it."""
         free_eighths = self.max_bytes * share - (self.used_bytes + num_bytes) * 8
         if free_eighths < 0:
             return False
@@ -72,13 +75,14 @@ class Room:
 class Heads:
     """The room that a connection's heads take: heads that are not whole yet, and heads of pages.
 
-    A hot request takes room for its own head. Owned by its connection. ``close`` gives all of it back.
+    A request to prefill and decode takes room for its own head. Owned by its connection. ``close`` gives all of it
+    back.
     """
 
     __slots__ = ("_num_page_bytes", "_room", "_share", "num_half_bytes")
 
     def __init__(self, room: Room, share: RoomLimit) -> None:
-        """``share``: whose connection it is."""
+        """``share``: the limit for a client's, or an engine's, connection."""
         self._room = room
         self._share = share
         self.num_half_bytes = 0
@@ -94,7 +98,7 @@ class Heads:
         return True
 
     def is_whole(self) -> None:
-        """There is no half head any more."""
+        """Gives back the room of the half head: it is whole now, or its connection ends."""
         self._room.give_back(self.num_half_bytes)
         self.num_half_bytes = 0
 
@@ -119,7 +123,7 @@ class Heads:
 
 
 def without_used(rest: memoryview) -> memoryview:
-    """``rest``, copied if it is less than half of its read: the read stays in memory as long as a part of it does."""
+    """``rest``, or a copy if it is less than half of its buffer: any view keeps the whole buffer in memory."""
     return memoryview(bytes(rest)) if 2 * rest.nbytes < memoryview(rest.obj).nbytes else rest
 
 
@@ -129,13 +133,13 @@ class Unread:
     __slots__ = ("_room", "_share", "num_bytes")
 
     def __init__(self, room: Room, share: RoomLimit) -> None:
-        """``share``: whose connection it is."""
+        """``share``: the limit for a client's, or an engine's, connection."""
         self._room = room
         self._share = share
         self.num_bytes = 0
 
     def hold(self, num_bytes: int) -> bool:
-        """Whether there is room for ``num_bytes`` in place of those before. If not, none is taken."""
+        """Whether there is room for ``num_bytes`` once the bytes held before are given back. If not, none are held."""
         self.release()
         if not self._room.take(num_bytes, self._share):
             return False
@@ -143,12 +147,13 @@ class Unread:
         return True
 
     def looked_at(self, num_bytes: int) -> None:
-        """The first ``num_bytes`` of them wait no more. What they say may take room of its own from now on."""
+        """The first ``num_bytes`` have been looked at, and give their room back. Their content may take room of its
+        own."""
         num_bytes = min(num_bytes, self.num_bytes)
         self.num_bytes -= num_bytes
         self._room.give_back(num_bytes)
 
     def release(self) -> None:
-        """None wait any more."""
+        """Gives back all bytes that it holds."""
         self._room.give_back(self.num_bytes)
         self.num_bytes = 0

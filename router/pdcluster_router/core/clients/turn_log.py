@@ -4,8 +4,9 @@
     key      a      a      b      a      b            had 2 requests ahead: one of b, one of a
     tokens  10     10     30     10      5
 
-One that waits notes a number when it comes and one when it leaves, so waiting costs the same however many are ahead.
-To sum up costs a look at each turn between, when a user asks. Bounded in turns. Knows no request and no clock.
+A request notes the number of the next turn when it begins to wait and when it ends, so waiting costs the same however
+many are ahead. When a user asks, a sum looks at each turn between the two numbers. Bounded in turns. Knows no request
+and no clock.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_TURNS: Final = 32_768
-"""Half a megabyte. At 1,000 requests a second half a minute, the longest wait by default."""
+"""Half a megabyte: the turns of half a minute (the longest wait by default) at 1,000 requests a second."""
 MAX_LOOKED_AT: Final = 4_096
-"""The most turns of which one sum tells: half a millisecond. An answer to a user has up to 20 sums."""
+"""The most turns that one sum covers: half a millisecond. An answer to a user has up to 20 sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineTurns:
-    """The turns of one key in a stretch."""
+    """The turns of one key in a stretch of turns."""
 
     name: str
     num_requests: int
@@ -36,7 +37,7 @@ class TurnLog:
     __slots__ = ("_max_looked_at", "_max_turns", "_names", "_tokens", "num_turns")
 
     def __init__(self, max_turns: int = MAX_TURNS, max_looked_at: int = MAX_LOOKED_AT) -> None:
-        """``max_turns``: that are remembered; ``max_looked_at``: of which one sum tells."""
+        """``max_turns``: how many turns are remembered; ``max_looked_at``: how many turns one sum covers."""
         self._max_turns = max_turns
         self._max_looked_at = max_looked_at
         self.num_turns = 0
@@ -45,7 +46,7 @@ class TurnLog:
         self._tokens = array("q")
 
     def note(self, name: str, num_tokens: int) -> None:
-        """One more is let in, of the key with this name."""
+        """One more request is let in, of the key with this name."""
         at = self.num_turns % self._max_turns
         if at == len(self._names):
             self._names.append(name)
@@ -56,8 +57,8 @@ class TurnLog:
         self.num_turns += 1
 
     def between(self, first: int, end: int) -> list[LineTurns]:
-        """The turns in [``first``, ``end``) by key, most tokens first. Of many only the last ``max_looked_at``; empty
-        if the first of these is forgotten.
+        """The turns in [``first``, ``end``) by key, most tokens first. Covers the last ``max_looked_at`` of them at
+        most; empty if the first of these is forgotten.
         """
         first = max(first, end - self._max_looked_at)
         if first < self.num_turns - len(self._names):

@@ -1,1 +1,1 @@
-"""Engines: which there are, how they are, and which of them gets a request."""
+"""Engines: which ones exist, in which state they are, and which of them gets a request."""

@@ -8,9 +8,9 @@
                                 |                                                           |
                                 +-- it fails -----------------------------------------------+
 
-A request that has no outcome (its client leaves) decides nothing: after ``TRYING_S`` the next one is tried.
-Each ejection begins a new era. Outcomes of requests of an earlier era do not count. So requests that were under way
-when an engine was ejected neither eject it again nor bring it back.
+A request that has no outcome (its client leaves) decides nothing: after ``TRYING_S`` the next request is tried. Each
+ejection begins a new era. Outcomes of requests of an earlier era do not count. So requests that were under way when an
+engine was ejected neither eject it again nor bring it back.
 
 Decides from outcomes and times alone. ``core/engines/placement.py`` decides which engine may be asked when every one is
 ejected.
@@ -24,7 +24,7 @@ from typing import Final, NewType
 Era = NewType("Era", int)
 
 NUM_IN_A_ROW: Final = 5
-"""Failures without a success between them. Fewer may be one bad moment; more cost clients a try each."""
+"""Failures without a success between them. Fewer may be one bad moment; each further one costs a client a try."""
 NUM_OUTCOMES: Final = 20
 """The outcomes that are remembered."""
 FIRST_EJECTION_S: Final = 1.0
@@ -46,7 +46,7 @@ class Circuit(Enum):
     HALF_OPEN = "half_open"
     """The engine gets one request."""
     TRYING = "trying"
-    """That request runs: the engine gets no other."""
+    """The request of HALF_OPEN runs: the engine gets no other."""
 
 
 FIRST_ERA: Final = Era(0)
@@ -60,15 +60,14 @@ class Blame(Enum):
     ENGINE = "engine"
     """The engine was not there, broke off, or was too slow."""
     PERHAPS = "perhaps"
-    """The engine answered an error. Another engine shows whether the engine or the request was at fault: if it can
-    serve the request, this one is to blame. Otherwise a client with a request on which every engine fails would eject
-    them all."""
+    """The engine answered an error. It is to blame only if another engine can serve the request. If it were to blame at
+    once, a client with a request on which every engine fails would eject them all."""
     NOBODY = "nobody"
     """A limit of ours was reached, the client is slow, or the engine is well and says when to come back."""
 
 
 class Breaker:
-    """One engine's failures. Each method that changes something says whether ``circuit`` has changed."""
+    """One engine's failures. ``take``, ``began``, ``failed`` and ``wake`` return whether ``circuit`` has changed."""
 
     __slots__ = ("_ejection_s", "_failures", "_num_in_a_row", "_num_known", "circuit", "era", "until")
 
@@ -86,7 +85,7 @@ class Breaker:
 
     @property
     def is_ejected(self) -> bool:
-        """Whether it gets no request while another engine may."""
+        """Whether the engine gets no request while another one may."""
         return self.circuit is Circuit.EJECTED or self.circuit is Circuit.TRYING
 
     @property
@@ -133,7 +132,7 @@ class Breaker:
         return True
 
     def wake(self, *, now: float) -> bool:
-        """Lets one request try an ejected engine whose time is over. Returns whether that is so now."""
+        """Lets one request try an ejected engine whose time is over. Returns whether it is over now."""
         if not self.is_ejected or now < self.until:
             return False
         self.circuit = Circuit.HALF_OPEN

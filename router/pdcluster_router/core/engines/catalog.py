@@ -3,7 +3,7 @@
     name --each engine's list--> what it is there: a name of the base model, or an adapter, its parent and its place
          --engines that say the same of it--> a group: any prefill engine of it may push to any decode engine of it
 
-Mostly all engines of a pool say the same: then a request goes to any of them. ``placement.py`` sorts the engines of a
+Mostly, all engines of a pool say the same: then a request goes to any of them. ``placement.py`` sorts the engines of a
 group as it sorts those of a whole pool. Decides from lists and states alone.
 """
 
@@ -30,7 +30,7 @@ class SaysModels(Standing, Protocol):
 
     @property
     def listing(self) -> Listing | None:
-        """None: it has not said so, and may serve any. Engines that say the same have the same object."""
+        """None: the engine has not said which, and may serve any. Engines that say the same have the same object."""
         ...
 
 
@@ -49,7 +49,7 @@ class ModelGroup(msgspec.Struct, Generic[E], frozen=True):
 
 
 def group_for(name: str, engines: Sequence[E]) -> ModelGroup[E] | None:
-    """The engines for a request of the model ``name``, empty where it names none; None: no engine serves it."""
+    """The engines for a request for the model ``name``; empty: it names no model. None: no engine serves the model."""
     present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
     listings = _listings_of(present)
     if not listings or not name:
@@ -85,7 +85,8 @@ def lists_of(engines: Sequence[SaysModels]) -> list[Listing]:
 
 
 def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
-    """The decode engines of each list that differs from the others, in their order; one without a list is in none."""
+    """The decode engines with a list, sorted by it: one element for each different list, in the order of
+    ``engines``."""
     decodes = [engine for engine in engines if engine.role is Role.DECODE and engine.listing is not None]
     same: dict[int, list[E]] = {}
     for engine in decodes:
@@ -94,14 +95,15 @@ def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
 
 
 def served_names(engines: Sequence[SaysModels]) -> list[str]:
-    """The names of base models that decode engines serve, as vLLM's own error tells them; no more than some."""
+    """The names of base models that decode engines serve, ``MOST_SHOWN`` at most, for an error worded as vLLM's own."""
     listings = _listings_of([engine for engine in engines if engine.role is Role.DECODE])
     names = dict.fromkeys(name for listing in listings for name in listing.bases[:MOST_SHOWN])
     return [name[:MOST_CHARS] for name in list(names)[:MOST_SHOWN]]
 
 
 def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E]:
-    """For a request that names no model, which vLLM answers with its first one: the first decode engine's."""
+    """For a request that names no model. vLLM then takes its first model; the router takes that of the first decode
+    engine."""
     if len(listings) > 1:
         decodes = [engine for engine in present if engine.role is Role.DECODE]
         name = next(iter(_listings_of(decodes) or listings)).bases[0]
@@ -113,13 +115,13 @@ def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E
 
 
 def _group_of_silent(present: list[E]) -> ModelGroup[E] | None:
-    """The healthy engines that have not said what they serve, if one of them can answer: it may serve any model."""
+    """The healthy engines without a list, if a decode engine is among them: each may serve any model."""
     silent = [engine for engine in present if engine.listing is None and engine.is_healthy]
     return _group(silent, present) if _has(silent, Role.DECODE) else None
 
 
 def _best_group(name: str, known: list[Listing], present: list[E]) -> ModelGroup[E]:
-    """Engines on which ``name`` is the same. If it is several things, the one that can be served best now."""
+    """The engines on which ``name`` has one identity: of several identities, the one that can be served best now."""
     groups: dict[Identity, list[E]] = {}
     numbers = {id(listing): listing.get(name) for listing in known}
     for engine in present:

@@ -38,7 +38,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Conditions(msgspec.Struct, frozen=True):
-    """None is what the API calls unknown; ``Endpoint`` says how it is to be read."""
+    """None is what the API calls unknown; ``Endpoint`` says how to read it."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -52,7 +52,7 @@ class Reference(msgspec.Struct, frozen=True):
 
 class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
     addresses: list[str]
-    """All of one endpoint; only the first is used."""
+    """All addresses of the endpoint; only the first one is used."""
     conditions: Conditions | None = None
     target_ref: Reference | None = None
 
@@ -64,7 +64,7 @@ class Endpoint(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_serving(self) -> bool:
-        """Unknown means as ready."""
+        """Unknown means the same as ``is_ready``."""
         serving = (self.conditions or Conditions()).serving
         return self.is_ready if serving is None else serving
 
@@ -97,8 +97,8 @@ class Discovered:
 
 
 def members_of(slices: Iterable[EndpointSlice], *, always_https: bool = False) -> Discovered:
-    """Every engine once, by IPv4 first, then by IPv6, each in the order of URLs. ``slices``: all of one cluster.
-    ``always_https``: every engine is asked over https, whatever its slice says."""
+    """Every engine once: first those with an IPv4 address, then those with IPv6 only, both in the order of URLs.
+    ``slices``: all of one cluster. ``always_https``: every engine is asked over https, whatever its slice says."""
     sightings: list[_Sighting] = []
     problems: list[str] = []
     for one in slices:
@@ -118,11 +118,11 @@ class _Sighting:
     version: int
     """The slice's version: of two sightings the one with the higher version is newer."""
     preference: int
-    """Place of its address type in ``_ADDRESS_TYPES``."""
+    """Place of the slice's address type in ``_ADDRESS_TYPES``."""
 
     @property
     def rank(self) -> tuple[int, bool]:
-        """The newer one wins, and between equals the one that is ready."""
+        """The newer sighting wins; of two equally new ones, the one that is ready."""
         return self.version, self.member.is_ready
 
 

@@ -3,8 +3,8 @@
     {"data": [{"id": "llama", "root": "/models/llama", "parent": null},            a name of the base model
               {"id": "sql", "root": "/adapters/sql", "parent": "llama"}]}          a LoRA adapter
 
-Only names, and what tells adapters apart, are kept. An engine may write what it likes there: an answer that is too
-large, or no such list, is as none.
+Only names, and what tells adapters apart, are kept. An engine may answer anything: an answer that is too large, or is
+no such list, counts as none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from pdcluster_protocol.errors import NO_JSON
 
 MAX_LIST_BYTES: Final = 1 << 20
-"""The most of an answer: vLLM writes 500 bytes for a model, so this is 2,000 adapters. It is scanned in 3 ms."""
+"""The most bytes of an answer: vLLM writes 500 for a model, so these are 2,000 adapters. It is scanned in 3 ms."""
 MAX_MODELS: Final = 4096
 """The most names of one engine: each is an entry in a dictionary, and an answer may have shorter ones than vLLM's."""
 
@@ -25,7 +25,7 @@ MAX_MODELS: Final = 4096
 class Identity(msgspec.Struct, frozen=True, order=True):
     """The facts of a name that must be the same on two engines, so that one can use the other's KV.
 
-    Nothing for a base model: the connectors compare its configuration when they meet (``fingerprint.py``).
+    Empty for a base model: the connectors compare its configuration when they meet (``fingerprint.py``).
     """
 
     parent: str = ""
@@ -39,7 +39,7 @@ BASE: Final = Identity()
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The names that one engine serves. Equal lists are equal whatever the order of their adapters."""
+    """The names that one engine serves. The order of adapters does not count when two lists are compared."""
 
     bases: tuple[str, ...]
     """Names of its base model, as it lists them: the first one is the model of a request that names none."""
@@ -82,7 +82,8 @@ class _CardList(msgspec.Struct):
 
 
 def read_listing(answer: bytes) -> Listing | None:
-    """The list in ``answer``; None: it is none, it is too large, or it names no base model."""
+    """The list in ``answer``; None: it is no list, too large, names no base model, or more than ``MAX_MODELS``
+    models."""
     if len(answer) > MAX_LIST_BYTES:
         return None
     try:

@@ -1,8 +1,8 @@
 """The load of an engine in tokens, and the length of answers: placement compares these.
 
-A request counts with its prompt and with as many answer tokens as answers have here, or as its own limit if that is
-less: a limit is a bound and no forecast. A failed request goes on counting for some seconds, so that an engine that
-fails at once is not always the one with the least to do.
+A request counts with its prompt, and with the mean length of answers or its own limit, whichever is less: a limit is a
+bound and no forecast. A failed request goes on counting for some seconds, so that an engine that fails at once is not
+always the one with the least to do.
 
 An engine that has just begun to serve, or that is back, starts slowly: its tokens count ten times at first, and less
 and less for ``SLOW_START_S``. So it takes a tenth of what the others have, and then more, while caches fill and kernels
@@ -17,18 +17,18 @@ FAILED_HALF_LIFE_S: Final = 2.0
 """After so many seconds a failed request counts half. About as long as an ordinary answer would have taken."""
 
 SLOW_START_S: Final = 10.0
-"""Seconds until it counts like any other. A few prompts warm an engine up; a longer start only loads the others."""
+"""Seconds until a new engine counts like any other. A few prompts warm it up; a longer start only loads the others."""
 FIRST_PART: Final = 0.1
-"""The part of the others' load that it takes at first: Envoy's least weight in its slow start."""
+"""The part of the others' load that a new engine takes at first: Envoy's least weight in its slow start."""
 
 FIRST_ANSWER_TOKENS: Final = 256
-"""An answer's tokens before any has ended."""
+"""The expected tokens of an answer before the first answer has ended."""
 LEAST_ANSWER_TOKENS: Final = 16
 MOST_ANSWER_TOKENS: Final = 8192
 
 _WEIGHT: Final = 1 / 64
 _EVENT_BYTES_PER_TOKEN: Final = 200
-"""An event of a stream with one token: measured with vLLM 0.32, 180 (completions) to 240 (chat)."""
+"""Bytes of a stream's event with one token: 180 (completions) to 240 (chat), measured with vLLM 0.32."""
 _BYTES_PER_TOKEN: Final = 4
 _FORGOTTEN_TOKENS: Final = 1.0
 
@@ -58,11 +58,12 @@ class Load:
         self._slow_until = now + SLOW_START_S
 
     def slow_start_s(self, *, now: float) -> float:
-        """Seconds until it counts like any other; 0: it does."""
+        """Seconds until the engine counts like any other; 0: it does already."""
         return max(0.0, self._slow_until - now)
 
     def tokens(self, *, now: float) -> float:
-        """The load that placement compares: what runs there, and what has failed there lately; more at first."""
+        """The load that placement compares: what runs there and what has failed there lately, counted more in a slow
+        start."""
         if not (self._failed_tokens or self._slow_until):
             return self.outstanding_tokens
         return (self.outstanding_tokens + self._failed_left(now)) / self._part(now)

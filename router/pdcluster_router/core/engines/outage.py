@@ -1,6 +1,6 @@
-"""When requests at an engine are lost although its connections stay open: its probes alone say so.
+"""Decides when requests at an engine are lost although its connections stay open. Only its probes tell.
 
-An engine whose core has died may never answer what it has, and may never hang up. A failed probe is one of two signs:
+An engine whose core has died may never answer what it has, and may never hang up. A probe has one of four signs:
 
     probe of /health                               sign      a request without a byte is lost after
     200                                            WELL      -
@@ -31,7 +31,7 @@ class Sign(Enum):
     SILENT = auto()
     """It may be dead, stopped, busy or cut off."""
     UNKNOWN = auto()
-    """Nothing of the engine: another server answers there, or this router could not ask."""
+    """The probe says nothing of the engine: another server answers there, or this router could not ask."""
 
 
 def sign_of_status(status: int) -> Sign:

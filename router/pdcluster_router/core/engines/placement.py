@@ -1,9 +1,9 @@
 """The engines that may take the next request, best first, and the interface of a policy that chooses one of them.
 
 Only engines of one revision are paired: decode is chosen among revisions that have both roles, prefill among the
-engines of decode's revision. The engines that may be chosen are worked out when the pool changes, never for a request.
-An ejected engine gets a request only when no healthy engine that is not ejected is left for it.
-Decides from states alone. The policies are in ``policies/``.
+engines of decode's revision. The engines are sorted into tiers when the pool changes, never for a request. An ejected
+engine gets a request only when no healthy engine that is not ejected is left for it. Decides from states alone. The
+policies are in ``policies/``.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Home(Enum):
     __hash__ = object.__hash__  # Enum's own is written in Python, and each request is counted.
 
     FIRST = "first"
-    """The engine that its conversation is at home on."""
+    """The first home of the request's conversation."""
     NEXT = "next"
     """Another home: those before it were full."""
     FULL = "full"
@@ -86,7 +86,8 @@ class Policy(Protocol):
     """A function that makes choosers. A protocol, and no ``Callable``, because it takes engines of any type."""
 
     def __call__(self, engines: Sequence[E], tally: Tally | None = None, /) -> Chooser[E]:
-        """The chooser among ``engines``, of which there is at least one. Called when they change, not for a request.
+        """The chooser among ``engines``, of which there is at least one. Called when they change, and for a request
+        that is tried again.
 
         ``tally``: counts its choices, if the policy knows homes. None: they are not counted.
         """
@@ -133,7 +134,7 @@ def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
 def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     """Prefill engines for a request that a decode engine of ``revision`` has, best first.
 
-    The last tier are engines that terminate: the request has begun, and without them it could only be computed again.
+    The last tier has engines that terminate: without them decode would have to compute the prompt of this request.
     """
     ours = [engine for engine in engines if engine.role is Role.PREFILL and engine.revision == revision]
     serving = _serving(ours)
@@ -151,7 +152,7 @@ def usable_prefills(engines: Sequence[S]) -> list[S]:
 
 
 def usable(engines: Sequence[S]) -> list[S]:
-    """The engines that are not ejected; when all are, the one that may be asked again first."""
+    """The engines that are not ejected; if all are ejected, the one that may be asked again first."""
     left = [engine for engine in engines if not engine.breaker.is_ejected]
     return left or sorted(engines, key=lambda engine: engine.breaker.until)[:1]
 
@@ -165,7 +166,7 @@ def serving_revisions(engines: Iterable[S]) -> set[str]:
 
 
 def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T]:
-    """The engines of the first tier with any that are not ``excluded``, without these; empty when no engine is left."""
+    """The engines that are not ``excluded``, of the first tier that has such engines; empty: no tier has any."""
     for tier in tiers:
         left = [engine for engine in tier if engine not in excluded] if excluded else tier
         if left:

@@ -1,8 +1,8 @@
-"""How a router and its engines speak: what they are told, how they name a request, and what their silence means.
+"""How a router and its engines speak: what engines are told, how they name a request, and what their silence means.
 
-One object, chosen once at start. This file has what each dialect decides, and pdcluster's own; ``vllm_ascend.py`` has
-that of engines which run vllm-ascend's own connector. Other files decide which engine is asked, how often and for how
-long.
+One object, chosen once at start. This file has the interface of dialects, and pdcluster's own dialect;
+``vllm_ascend.py`` has the one for engines that run vllm-ascend's own connector. Other files decide which engine is
+asked, how often and for how long.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ Posted: TypeAlias = Reservation | LayerwiseCall
 
 
 class BadCall(ProtocolError):
-    """A call to the metaserver that is answered with ``status`` at once, and the transfer that it named, if that was
-    read."""
+    """A call to the metaserver is refused with ``status`` at once. ``transfer_id`` and ``attempt``: those that the call
+    named, as far as they were read."""
 
     def __init__(self, status: int, reason: str, transfer_id: str = "", attempt: int = 0) -> None:
         super().__init__(reason)
@@ -68,7 +68,7 @@ class Dialect(Protocol):
     """One way to speak to engines."""
 
     given_up: Mapping[bytes, str]
-    """Bytes of an answer that say that decode did not finish it, and the client's message for each."""
+    """Bytes that mark an answer as unfinished by decode, each with the client's message."""
     prefill_goes_on_s: float
     """Seconds for which a call to prefill may still run when its request has ended or goes on elsewhere; 0: it is
     aborted."""

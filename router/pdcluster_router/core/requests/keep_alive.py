@@ -1,7 +1,7 @@
-"""When a stream that brings nothing gets a comment, so that nothing on the way to the client takes it for dead.
+"""Decides when a silent stream gets a comment, so that no proxy on the way to the client takes it for dead.
 
-A stream is looked at twice in ``keep_alive_s``. The second look in a row that finds no byte says a comment is due; a
-look that finds some counts as the first, since they may have come right after the look before it:
+A stream is looked at twice in each ``keep_alive_s``. A comment is due at the second look in a row that finds no new
+byte. A look that finds new bytes counts as the first, since they may have come right after the look before it:
 
     look     .    1    2    3    4    5    6    7
     bytes    |                  |  |

@@ -1,4 +1,4 @@
-"""The life of one request between decode engines and prefill engines: pairing, and the tries again.
+"""The life of one request between decode engines and prefill engines: pairing, and retries.
 
 Rule 1: every state, transition, deadline and retry of a pairing lives in this file.
 Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (seconds, monotonic),
@@ -17,7 +17,7 @@ Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (second
                              v           |                |
                          TRAILING        |                +--DECODE_DONE--> DONE
                              |           v
-                             +-------> DONE      CLIENT_GONE, REQUEST_TIMED_OUT, GIVEN_UP: from everywhere to FAILED
+                             +-------> DONE      CLIENT_GONE, REQUEST_TIMED_OUT, GIVEN_UP: to FAILED, not from TRAILING
                                            STALLED: to FAILED once the answer has begun
 
     DECODE_FAILED before FIRST_BYTE, with another decode attempt left: back to the beginning, new transfer id.
@@ -56,7 +56,7 @@ class Phase(_Named):
     PREFILLING = auto()
     """An attempt runs. Decode has not begun to answer."""
     AWAITING_ANSWER = auto()
-    """No attempt runs. Until its answer begins decode may still say that the last one was lost."""
+    """No attempt runs. Until its answer begins decode may still say that the last attempt was lost."""
     LOCAL_PREFILL = auto()
     """Decode prefills by itself: there is no transfer, no attempt is left, or it lacks too little to be pushed."""
     ANSWERING = auto()
@@ -94,7 +94,7 @@ class Event(_Named):
     """No decode engine is left to ask, the request cannot be written, or the router stops."""
     CLIENT_GONE = auto()
     REQUEST_TIMED_OUT = auto()
-    """The request's time, or that until its first byte, is over. ``late_event`` finds it."""
+    """The request's time, or its time until the first byte, is over. ``late_event`` finds it."""
     STALLED = auto()
     """The answer has begun, and none of its bytes has moved for too long. ``late_event`` finds it."""
 
@@ -123,13 +123,13 @@ class Timeouts:
     prefill_s: float
     """For each attempt."""
     reservation_s: float | None = None
-    """For decode's reservation. None: until ``first_byte_s``: a decode engine may need none, and may say so late."""
+    """For decode's reservation. None: until ``first_byte_s``, for decode may need none and say so late."""
     transfer_s: float = 600.0
     """From the client's request until decode has the KV, with all attempts. Engines are told how much is left."""
     first_byte_s: float = 600.0
     """From the client's request until its answer begins. An answer that is not streamed begins when it is whole."""
     idle_s: float = 120.0
-    """Between two bytes of the answer. Also without a byte from an engine whose probes get no answer."""
+    """Between two bytes of the answer, and without a byte from an engine whose probes get no answer."""
     gone_s: float = 30.0
     """Without a byte from an engine whose probes say that it is gone."""
 
@@ -172,16 +172,16 @@ WORK: Final = {
     Phase.PREFILLING: Role.PREFILL,
     Phase.LOCAL_PREFILL: Role.DECODE,
 }
-"""The role that has to prefill a request, now or soon. In other phases none has: the KV is there or not needed."""
+"""The role that has to prefill a request, now or soon. In other phases none has: prefill is over, or not needed."""
 _ANSWERS_BEFORE_PREFILL: Final = (Phase.AWAITING_RESERVATION, Phase.AWAITING_ANSWER, Phase.LOCAL_PREFILL)
 _NO_PREFILL_RUNS: Final = (*_ANSWERS_BEFORE_PREFILL, Phase.DECODING)
 _BOTH_RUN: Final = (Phase.PREFILLING, Phase.ANSWERING)
 _PREFILL_RUNS: Final = frozenset((*_BOTH_RUN, Phase.TRAILING))
 _ANSWER_FLOWS: Final = frozenset((Phase.ANSWERING, Phase.DECODING))
 _RESERVING, _PREFILLING, _LOCALLY = Phase.AWAITING_RESERVATION, Phase.PREFILLING, Phase.LOCAL_PREFILL
-"""Names of their own: each request reads them, and in its Enum a member is found in ten times as long."""
+"""Names of their own, because each request reads them: to find a member in its Enum takes ten times as long."""
 _KEEPS_ITS_DEADLINE: Final = frozenset((Phase.ANSWERING, Phase.TRAILING))
-"""A prefill whose reply is only awaited keeps the deadline that it had."""
+"""In these phases only prefill's reply is awaited, and its deadline stays."""
 
 TRANSITIONS: Final[Table] = {
     (Phase.AWAITING_RESERVATION, Event.RESERVED): (Phase.PREFILLING, (Command.START_PREFILL,)),
@@ -225,7 +225,7 @@ TRANSITIONS: Final[Table] = {
         )
     },
 }
-"""The event's result when nothing is left to try, or nothing has to be tried again."""
+"""The next phase and the commands after an event, if nothing is tried again."""
 
 PREFILL_RETRIES: Final[Table] = dict.fromkeys(
     _FAILED_ATTEMPTS, (Phase.PREFILLING, (Command.ABORT_PREFILL, Command.START_PREFILL))
@@ -288,7 +288,7 @@ class Pairing:
         self._first_byte_deadline = min(began + timeouts.first_byte_s, self._request_deadline)
         self._byte_deadline = math.inf
         self.transfer_deadline = min(began + timeouts.transfer_s, self._request_deadline)
-        """Until when decode must have the KV, monotonic seconds: what both engines are told."""
+        """Until when decode must have the KV, monotonic seconds. Both engines are told it."""
         self.phase = self._start
         self._phase_deadline = self._deadline_of(self.phase, now=now)
 
@@ -329,7 +329,7 @@ class Pairing:
         return self._enter(step, now=now)
 
     def late_event(self, *, now: float) -> Event | None:
-        """The event for an attempt, a byte or a request that is too late; None: nothing is. The caller handles it."""
+        """The event for an attempt, a byte or a request that is too late; None: none is late. The caller handles it."""
         if self.phase in TERMINAL or now < self.deadline:
             return None
         if now >= self._request_deadline or self.phase not in _PREFILL_RUNS | _ANSWER_FLOWS:
@@ -345,7 +345,7 @@ class Pairing:
             self._byte_deadline = min(now + self._timeouts.idle_s, self._request_deadline)
 
     def restart(self, transfer_id: TransferId, *, now: float) -> None:
-        """Begin under a new id: decode never saw the old one, or is not asked again. Only a reservation's time is new.
+        """Begin under a new id: decode never saw the old one, or is not asked again. Only a reservation gets new time.
 
         Raises:
             ProtocolError: This transfer is under way: decode has seen its id.

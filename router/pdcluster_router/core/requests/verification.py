@@ -23,7 +23,7 @@ from pdcluster_protocol.params import Receipt
 FIRST_WORDS: Final = 300
 """So many words are 300 to 1,200 tokens: more than a block of 256, less than a context of 2,048."""
 LEAST_WORDS: Final = 12
-"""Shorter prompts are not tried: a model that takes none of these is of no use."""
+"""Shorter prompts are not tried: a model that refuses one of so many words is of no use."""
 MAX_WORDS: Final = 16384
 _SHRINK: Final = 5
 _WORD_LETTERS: Final = 3
@@ -33,7 +33,8 @@ _LETTERS: Final = "abcdefghijklmnop"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Facts of decode's reservation. ``num_tokens``: those asked for. ``block_tokens``: of its largest blocks."""
+    """Facts of decode's reservation. ``num_tokens``: those that decode asked for. ``block_tokens``: those of its
+    largest block."""
 
     num_prompt_tokens: int
     num_tokens: int
@@ -48,13 +49,13 @@ class Trial:
     status: int
     """The status of decode's answer, or of ours when there was none."""
     error: str
-    """The error in that answer; empty when it is no error and whole."""
+    """The error in that answer; empty: the answer is whole, and no error."""
     asked: Asked | None
     """None: no reservation has come."""
     prefill_problem: str
     """Why prefill did not end well; empty when it did."""
     receipt: Receipt | None
-    """Decode's; None: the answer has none."""
+    """Decode's receipt; None: the answer has none."""
 
     @property
     def is_prompt_refused(self) -> bool:

@@ -10,8 +10,8 @@ scheduler of vLLM 0.23. These facts follow from them:
   engine. Otherwise the whole request is sent again, under a new id.
 - Decode frees the blocks of a request that ended while it waited only when prefill says "done". An aborted prefill
   never says so. So a call to prefill is not aborted; it may run to its end, within a limit.
-- A decode engine with ``recompute_scheduler_enable`` gives a request back instead of preempting it. It cannot be
-  continued exactly: prompt and text so far, tokenized again, may be other tokens. So the router answers an error.
+- A decode engine with ``recompute_scheduler_enable`` gives a request back instead of preempting it. That request cannot
+  be continued exactly: prompt and text so far, tokenized again, may be other tokens. So the router answers an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GAVE_BACK: Final = (
     "start decode engines without recompute_scheduler_enable, or with more KV memory"
 )
 _ID: Final = re.compile(r"chatcmpl-([0-9a-f]{32})|cmpl-([0-9a-f]{32})-0")
-"""A list of prompts is never sent with transfer parameters, so there is one prompt, of index 0."""
+"""A list of several prompts is never sent with transfer parameters, so there is one prompt, of index 0."""
 
 
 class VllmAscendDialect:

@@ -1,4 +1,4 @@
-"""The facts of an answer, from the bytes that went to its client: how many, how evenly, and how many tokens.
+"""The facts of an answer, from the bytes that went to its client: their number, the gaps between them, and the tokens.
 
     chunks --add()--> AnswerFacts   bytes, when the first came, and the end, where decode says its ``usage``
                       StreamFacts   also events, and the gaps between chunks
@@ -16,7 +16,8 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 END_BYTES: Final = 1024
-"""The end of an answer that is searched for ``usage``: vLLM's has up to 250 bytes, and some dozens follow it."""
+"""How many bytes at the end of an answer are searched for ``usage``: vLLM's has up to 250, and some dozens follow
+it."""
 _MOST_KEPT_BYTES: Final = 4 * END_BYTES
 """A kept end that is longer is cut to ``END_BYTES``, so that not every chunk costs a cut."""
 STEP: Final = 10 ** (1 / 16)
@@ -83,7 +84,7 @@ class StreamFacts(AnswerFacts):
         """The longest time between two chunks; 0 for fewer than two chunks."""
         self._last_at = 0.0
         self._gaps: dict[int, int] = {}
-        """Bucket to how many gaps fell into it."""
+        """The number of gaps in each bucket."""
 
     def add(self, chunk: bytes, now: float) -> None:
         # One function, and no call in it that can be spared: it runs for each token.
@@ -147,7 +148,7 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """``usage`` of either API. Anthropic's ``input_tokens`` are without those that a cache had, or was given."""
+    """``usage`` of either API. Anthropic's ``input_tokens`` leave out tokens that a cache had, or was given."""
 
     prompt_tokens: _NumTokens | None = None
     completion_tokens: _NumTokens | None = None
@@ -165,6 +166,6 @@ def _anthropic_counts_of(usage: _Usage) -> TokenCounts:
 
 
 _OBJECT: Final = re.compile(rb'usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-"""``usage`` from behind its first quote, and its object, in which objects hold no other objects."""
+"""``usage`` from behind its first quote, and its object. Objects in that object hold no further objects."""
 _DECODER: Final = msgspec.json.Decoder(_Usage)
 _NO_COUNTS: Final = TokenCounts()

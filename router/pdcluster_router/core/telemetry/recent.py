@@ -28,7 +28,7 @@ class RecentCounts(Generic[Counted]):
         self._steps: OrderedDict[int, Counter[Counted]] = OrderedDict()
 
     def add(self, kind: Counted, *, now: float) -> None:
-        """One more has happened. ``now``: monotonic seconds, no less than before."""
+        """One more thing of ``kind`` has happened. ``now``: monotonic seconds, no less than before."""
         step = int(now / self._step_s)
         counts = self._steps.get(step)
         if counts is None:
@@ -37,7 +37,7 @@ class RecentCounts(Generic[Counted]):
         counts[kind] += 1
 
     def counts(self, *, now: float) -> Counter[Counted]:
-        """How many of each kind have happened within the span. Its oldest step may be left out already."""
+        """How many of each kind have happened within the span. Up to the oldest tenth of the span is left out."""
         self._forget_before(int(now / self._step_s) - NUM_STEPS + 1)
         return sum(self._steps.values(), Counter())
 

@@ -1,4 +1,4 @@
-"""Rows of the status page for kept requests: their steps, no longer and no more than a page can show.
+"""Rows of the status page for kept requests: with no more steps, and no longer texts, than a page can show.
 
 A request has at most ``MAX_STEPS`` steps here; the ones between the first and the last become one. So a document has
 at most some 200 KB of requests, whatever clients and engines wrote.
@@ -20,7 +20,7 @@ MAX_TEXT_CHARS: Final = 200
 
 
 def recent_request(request: KeptRequest, fate: str, *, now_unix_s: float) -> RecentRequest:
-    """The row of ``request``. ``now_unix_s``: below its end if the clock was set back; then it has just ended."""
+    """The row of ``request``. If the clock was set back to before its end, the row tells that it has just ended."""
     steps = timeline_of(request)
     return RecentRequest(
         request_id=request.request_id,
@@ -46,7 +46,7 @@ def _first_byte_s(steps: Sequence[RequestStep]) -> float | None:
 
 
 def _shortened(steps: Sequence[RequestStep]) -> Sequence[RequestStep]:
-    """The steps, and the end behind them."""
+    """The steps and the end behind them, with one step in place of the middle ones if they are too many."""
     num_left_out = len(steps) - MAX_STEPS - 1
     if num_left_out <= 0:
         return steps

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 ENTRY_BYTES: Final = 72
-"""The bytes of an entry beside its own: the head of its object (33), its place (8), and rounding up."""
+"""The bytes that an entry takes besides its content: the head of its object (33), its place (8), and rounding up."""
 
 
 class Ring:
@@ -29,7 +29,8 @@ class Ring:
         return len(self._entries)
 
     def add(self, entry: bytes) -> None:
-        """Add the newest entry. The oldest ones make room for it. One that is larger than the ring is not added."""
+        """Add the newest entry. The oldest ones make room for it. An entry that is larger than the ring is not
+        added."""
         num_bytes = len(entry) + ENTRY_BYTES
         if num_bytes > self._max_bytes:
             return

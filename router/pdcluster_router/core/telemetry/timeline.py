@@ -71,7 +71,7 @@ def _before(request: KeptRequest) -> Iterator[RequestStep]:
 
 
 def _drop_early_answers(steps: list[RequestStep]) -> None:
-    """An answer of an engine before the last one came to nothing: its first byte is not the request's."""
+    """Makes first bytes of decode engines before the last one failures: those answers came to nothing."""
     last_sent = max((at for at, step in enumerate(steps) if step.kind is StepKind.DECODE_SENT), default=0)
     for at, step in enumerate(steps[:last_sent]):
         if step.kind is StepKind.FIRST_BYTE:

@@ -83,7 +83,7 @@ def _made_good(failure: Moment) -> Words:
 
 
 def _so_far(request: KeptRequest) -> Words:
-    """The thing that a request waits for which has not ended."""
+    """Cause and cure of a request that has not ended: what it waits for."""
     if not request.moments:
         return _QUEUED
     last = request.moments[-1]
@@ -95,7 +95,7 @@ def _so_far(request: KeptRequest) -> Words:
 NOTHING: Final = Words("", "")
 _PROGRESS: Final = frozenset(one.value for one in Milestone)
 _FOLLOWING: Final = frozenset(("no_decode", "prefill_exhausted"))
-"""Failures that follow from others, where there are some."""
+"""Failures that follow from other failures, if the request has any."""
 _FAILED: Final = Words("the router failed on it", "It is a bug of the router: look for `request failed` in its log.")
 _QUEUED: Final = Words(
     "it waits in the router's queue until prefill has room",

@@ -1,6 +1,6 @@
 """The policy that brings a conversation back to the engine that has its KV: rendezvous hashing with bounded load.
 
-    request --core/policies/conversation.py--> number --> bucket --> its homes: the engines with the highest scores
+    request -------conversation.py--------> number --> bucket --> its homes: the engines with the highest scores
                   | none: nothing would be found again                    | the first one that is not full
                   v                                                       v all full
              fewest tokens <--------------------------------------- fewest tokens
@@ -9,8 +9,8 @@ A score is a hash over bucket and engine's URL. So every router, replica and pro
 engine, and none has to know what the others did. When an engine goes, its conversations go to the others in equal
 parts, and all other conversations stay where they are. A new engine takes its part and no more.
 
-An engine is full when its load is above ``MOST_LOAD`` times the mean and a part of this prompt together. Up to there,
-to wait is better than to have another engine compute the prompt anew.
+An engine is full when its load is above ``MOST_LOAD`` times the mean plus a part of this prompt. Below that bound, to
+wait is better than to have another engine compute the prompt anew.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from pdcluster_router.core.engines.policies.conversation import number_of
 from pdcluster_router.core.engines.policies.least_tokens import least_loaded
 
 MOST_LOAD: Final = 1.25
-"""Times the mean. Less sends conversations away for noise, more lets queues grow. As in "Consistent hashing with
-bounded loads" (Mirrokni, Thorup, Zadimoghaddam), HAProxy and Envoy."""
+"""The bound is this many times the mean load. A lower one sends conversations away for noise, a higher one lets queues
+grow. As in "Consistent hashing with bounded loads" (Mirrokni, Thorup, Zadimoghaddam), HAProxy and Envoy."""
 PART_OF_PROMPT: Final = 0.5
-"""The load that an engine may have above that bound, as a part of the prompt, which it may have cached. With 0
-conversations leave their engines in a quiet pool; with 1 prompts wait that no engine has cached.
+"""The load that an engine may have above that bound, as a part of the prompt, which it may have cached. With 0,
+conversations leave their engines in a quiet pool; with 1, prompts that no engine has cached wait too.
 ``docs/decisions/0025-affinity.md``."""
 NUM_HOMES: Final = 4
-"""Engines that are tried in turn. When four are full, hardly any has the conversation's KV: the load decides."""
+"""Engines that are tried in turn. When four are full, hardly any other one has the conversation's KV: the load
+decides."""
 NUM_BUCKETS: Final = 1 << 14
-"""Conversations of one bucket share their homes, so that these need not be worked out for each request. With 256
-engines, 64 buckets each, their parts differ by an eighth; the bound on loads does the rest."""
+"""Conversations of one bucket share their homes, so that these need not be worked out for each request. 256 engines
+have 64 buckets each, and their parts differ by an eighth; the bound on loads does the rest."""
 _LOOKS: Final = 16
 """The mean of N engines is worked out for every N/16-th request. On average, a request adds up 31 loads at most."""
 _WORD: Final = (1 << 64) - 1
@@ -75,7 +76,7 @@ class _Homes(Generic[E]):
         return least_loaded(self._engines, request, now=now, chance=chance)
 
     def _homes_of(self, bucket: int) -> tuple[E, ...]:
-        """Best first."""
+        """The homes of a bucket, best first."""
         homes = self._homes.get(bucket)
         if homes is None:
             best = nlargest(NUM_HOMES, [(_score(seed, bucket), index) for seed, index in self._seeds])
@@ -92,7 +93,7 @@ class _Homes(Generic[E]):
 
 
 def _remembered(request: RequestFacts) -> int | None:
-    """The request's number: worked out for decode, and still known when its prefill is placed."""
+    """The number of the request's conversation: worked out for decode, and still known when prefill is placed."""
     notes = request.notes
     if not notes:
         notes.append(number_of(request))
@@ -105,7 +106,7 @@ def _seed_of(url: str) -> int:
 
 
 def _score(seed: int, bucket: int) -> int:
-    """Two rounds of splitmix64: each bit of the bucket changes about half of the score's."""
+    """Two rounds of splitmix64: each bit of the bucket changes about half of the score's bits."""
     mixed = (seed ^ bucket * 0x9E3779B97F4A7C15) & _WORD
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD

@@ -1,4 +1,4 @@
-"""Requests that belong together: a number for a conversation, the same on each of its turns and in every process.
+"""Gives each conversation a number: the same for all of its requests, and in every process.
 
     what the client names   a header or field with a session: the number is of its value alone
     prompt_cache_key        its value, and the conversation's opening
@@ -39,7 +39,7 @@ OPENING_BYTES: Final = 4 << 10
 """Bytes hashed of the user's first message, or of a prompt: a thousand tokens. More would tell apart questions about
 one document; fewer would not tell apart agents' conversations that begin with one template."""
 _HEAD_BYTES: Final = 1 << 10
-"""Bytes hashed of the messages before the user's first one."""
+"""The most bytes hashed of the messages before the user's first message."""
 _SEARCHED_BYTES: Final = 128 << 10
 """Bytes searched for the user's first message: a system prompt of 32,000 tokens. Costs half of such a body's scan."""
 
@@ -47,7 +47,7 @@ _MOST_NAME_BYTES: Final = 512
 """Longer values name no session."""
 _BACKSLASH: Final = ord("\\")
 _EACH_HAS: Final = b"session"
-"""Every request that names a session has it: names of agents and threads come beside a session's."""
+"""The headers of every request that names a session have this word: agents and threads are named beside a session."""
 _USER: Final = re.compile(
     rb'"role"\s*:\s*"user"\s*(?:,\s*"name"\s*:\s*"[^"\\]*"\s*)?(?P<content>,\s*"content"\s*:\s*)?'
 )
@@ -59,7 +59,8 @@ _VALUE: Final = re.compile(
 
 
 def number_of(request: RequestFacts) -> int | None:
-    """The conversation's number, in 32 bits. None: the request names none, and is too short to have an opening."""
+    """The conversation's number, in 32 bits. None: the request names no session and no cache key, and is too short to
+    have an opening."""
     named = request.body.session_id or _named_by_header(request.headers)  # vLLM too asks the body first.
     if named:
         return crc32(named)
@@ -88,7 +89,7 @@ def _opening_of(body: ClientBody) -> int | None:
 
 
 def _opening_of_messages(messages: memoryview) -> int:
-    """Looks at nothing that a later turn adds: that comes behind the user's first message."""
+    """Hashes nothing that a later request adds: additions come behind the user's first message."""
     user = _USER.search(messages, 0, _SEARCHED_BYTES)
     if user is None:
         return crc32(messages[:OPENING_BYTES])
@@ -99,9 +100,10 @@ def _opening_of_messages(messages: memoryview) -> int:
 
 
 def _first_value(content: bytes) -> bytes:
-    """The text or list that ``content`` begins with, without what follows; all of it where that is cut off."""
+    """The text or list that ``content`` begins with, without what follows; all of ``content`` if the value is cut
+    off."""
     quote = content.find(b'"', 1)
     if content[:1] == b'"' and quote > 0 and content[quote - 1] != _BACKSLASH:
-        return content[: quote + 1]  # Nearly always, and six times as fast.
+        return content[: quote + 1]  # Nearly always the case, and six times as fast.
     value = _VALUE.match(content) if quote > 0 else None
     return value[0] if value else content

@@ -9,13 +9,13 @@ from typing import Final
 from pdcluster_router.core.engines.placement import Chooser, E, RequestFacts, Tally
 
 FEW: Final = 4
-"""Up to so many engines are all compared: that costs no more than chance does, and finds the least loaded one."""
+"""Up to this many engines are all compared: that costs no more than to draw two, and finds the least loaded one."""
 
 
 def least_tokens(engines: Sequence[E], _: Tally | None = None, /) -> Chooser[E]:
-    """Chance picks two engines, and the one with less to do is chosen; of a few engines the one with the least.
+    """Draws two engines and chooses the one with less to do; of a few engines chooses the one with the least.
 
-    Nearly as good as the least of all, at the same cost for 8 engines and for 256. Two routers that see
+    The draw is nearly as good as the least of all, at the same cost for 8 engines and for 256. Two routers that see
     different loads do not send everything to the same engine, as they would if each took the least loaded one.
     """
     return partial(least_loaded, engines)

@@ -1,8 +1,8 @@
-"""TLS of decode's calls to the router: the authorities that decode trusts, the certificate that it shows.
+"""TLS of decode's calls to the router: the authorities that decode trusts, the certificate that decode shows.
 
-The files are read again when they change. At its start the engine refuses files that cannot be used. Later it goes on
-with the last good ones, and tries again at each look: for a moment there may be no descriptor. If a file or a name is
-set, no call goes in the clear, whatever the router's URL says.
+The files are read again when they change. At its start the engine refuses files that cannot be used. Later it keeps the
+last good files in use, and tries again at each look: the failure may pass, like a lack of file descriptors. If a file
+or a name is set, no call goes in the clear, even if the router's URL says http.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files, empty where there is none. ``name``: of the router's certificate; empty: its URL's host."""
+    """Paths of PEM files; empty: no file. ``name``: to be in the router's certificate; empty: the host of its URL."""
 
     ca: str = ""
     cert: str = ""
@@ -38,7 +38,7 @@ class TlsFiles:
 
 
 class MetaserverTls:
-    """One per engine. One thread at a time."""
+    """The TLS of one engine's calls. One thread at a time uses it."""
 
     def __init__(self, files: TlsFiles, now: Callable[[], float] = time.monotonic) -> None:
         """Raises: ConfigError: A file or the name cannot be used."""
@@ -60,7 +60,8 @@ class MetaserverTls:
         return bool(self._files.paths or self.name)
 
     def context(self) -> ssl.SSLContext | bool:
-        """The context for the next call, from the newest good files. True: no file is set; the system's authorities."""
+        """The context for the next call, from the newest good files. True: no file is set, so the system's authorities
+        are trusted."""
         if self._context is None:
             return True
         if self._now() >= self._looks_at:

@@ -193,9 +193,9 @@ def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Ite
 def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
     """Prefill has all tokens of the decode block in which a window begins, also those before the window.
 
-    A sliding window may begin at any token. With blocks of 32 tokens on decode and 16 on prefill, decode's first block may
-    begin 16 tokens before the first token that prefill still has. The tokens in the window alone are not enough: vLLM
-    gives the block to decode's prefix cache, and a later request with a shorter prompt reads earlier tokens of it.
+    A sliding window may begin at any token. With blocks of 32 tokens on decode and 16 on prefill, decode's first block
+    may begin 16 tokens before the first token that prefill still has. The tokens in the window alone are not enough:
+    vLLM gives the block to decode's prefix cache, and a later request with a shorter prompt reads earlier tokens of it.
     """
     ours, theirs = source.block_tokens, target.block_tokens
     if theirs > ours and source.window_step % theirs:

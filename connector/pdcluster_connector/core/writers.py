@@ -1,4 +1,4 @@
-"""The prefill ranks that write into one decode rank: the debt and the state of each. ``receiving.py`` changes the state.
+"""The prefill ranks that write into one decode rank: debt and state of each. ``receiving.py`` changes the state.
 
 WRITING --done--> DONE --again--> WRITING
    +--revoke--> REVOKED --fenced and clean--> FENCED
@@ -74,7 +74,7 @@ class Writer:
     num_pushes: int = 1
     """2 once decode has asked for a second push."""
     sums: ContentSums | None = None
-    """The sums of its pushed content, from its ``Done``. A rank that sent sums keeps its source while it is ``DONE``."""
+    """The sums of its pushed content, from its ``Done``. With them the rank keeps its source while it is ``DONE``."""
 
     @property
     def keeps_source(self) -> bool:

@@ -58,18 +58,20 @@ class Device(Protocol):
 
     def enter_thread(self) -> None:
         """The calling thread works for this device. A new thread that queries events or starts a transport calls this
-        first: until then it works for the process's first device (CUDA) or for none (NPU), not for the rank's.
+        first: until then it works for the process's first device (CUDA) or for none (NPU), even if
+        the rank has another.
         Raises ``DeviceFault``.
         """
 
     def is_done(self, event: DeviceEvent) -> bool:
-        """Whether the event is complete. Any thread that has entered the device; never waits. Raises ``DeviceFault``."""
+        """Whether the event is complete. Raises ``DeviceFault``. Any thread that has entered the device; no wait."""
 
     def open_stream(self, device: torch.device) -> Stream:
         """A new side stream of ``device``. Only the calling thread may use it."""
 
     def is_of_its_call(self, error: Exception) -> bool:
-        """Whether ``error`` is only about the call that raised it. If not, any thread's earlier work may have failed."""
+        """Whether ``error`` is only about the call that raised it. If not, earlier work of any thread may have failed.
+        """
 
     def note(self, error: Exception) -> None:
         """Counts ``error`` as a fault unless it is only about its call, or counted already. Any thread, once for each

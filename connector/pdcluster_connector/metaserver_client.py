@@ -33,7 +33,7 @@ _MAX_WAITING: Final = 16384
 
 
 _ALERT: Final = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
-"""In TLS 1.3 a server refuses our certificate after our side of the handshake has ended, by an alert in a later error."""
+"""In TLS 1.3 a server refuses our certificate after our side of the handshake has ended, so a later error has the alert."""
 _OURS: Final = "metaserver_cert and metaserver_key"
 _PORT: Final = "start it with --internal-tls-cert and --internal-tls-key"
 

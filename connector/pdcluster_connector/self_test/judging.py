@@ -1,7 +1,6 @@
-"""Decides whether a machine can serve, from facts about the installed Mooncake, Ascend's needs, and the device's events.
+"""Decides whether a machine can serve, from facts about the installed Mooncake, Ascend's needs and the device's events.
 
-Reads no file or clock and starts no thread. A problem is one line with both values and the cure; no problem is an empty
-text.
+Reads no file or clock, starts no thread. A problem is one line with both values and the cure; no problem is empty text.
 
 Source of truth: the wheels (``readelf -d``) mooncake-transfer-engine 0.3.13.post1 (needs ``libcudart.so.12``), -cuda13
 0.3.14 (``libcudart.so.13``), -npu 0.3.13.post1 (``ascend_transport.so``) and torch_npu 2.10.0.post4.
@@ -165,7 +164,7 @@ class EventVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a device may take. Both times are far longer than a working device needs: they only end endless waits."""
+    """How long a device may take. Both times are far longer than a working device needs. They end endless waits."""
 
     late_s: float = 10.0
     """For an event, after the result of its work is in memory."""

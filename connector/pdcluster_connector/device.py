@@ -40,7 +40,7 @@ _NPU_ALIGNMENT_BYTES: Final = 2 << 20
 
 
 class DeviceFault(RuntimeError):
-    """The device reports that some thread's work has failed, not whose. The device object has counted the error."""
+    """The device reports failed work and does not say of which thread. The device object has counted the error."""
 
 
 class Device(Protocol):
@@ -70,8 +70,7 @@ class Device(Protocol):
         """A new side stream of ``device``. Only the calling thread may use it."""
 
     def is_of_its_call(self, error: Exception) -> bool:
-        """Whether ``error`` is only about the call that raised it. If not, earlier work of any thread may have failed.
-        """
+        """Whether ``error`` is only about the call that raised it. If not, work of any thread may have failed."""
 
     def note(self, error: Exception) -> None:
         """Counts ``error`` as a fault unless it is only about its call, or counted already. Any thread, once for each

@@ -33,7 +33,8 @@ _MAX_WAITING: Final = 16384
 
 
 _ALERT: Final = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
-"""In TLS 1.3 a server refuses our certificate after our side of the handshake has ended, so a later error has the alert."""
+"""The server's alert in an error. In TLS 1.3 a server refuses our certificate only after our side of the handshake has
+ended."""
 _OURS: Final = "metaserver_cert and metaserver_key"
 _PORT: Final = "start it with --internal-tls-cert and --internal-tls-key"
 

@@ -25,7 +25,8 @@ LOOK_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files; empty: no file. ``name``: to be in the router's certificate; empty: the host of its URL."""
+    """Paths of PEM files; empty: no file. ``name``: the name that the router's certificate must have; empty: the host
+    of the router's URL."""
 
     ca: str = ""
     cert: str = ""

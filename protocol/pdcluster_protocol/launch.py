@@ -30,8 +30,8 @@ MOONCAKE_PORTS: Final = (15000, 29999)
 """The first and last port that Mooncake draws from. The connector sets this range unless the environment sets one."""
 
 MAX_MIN_PUSH_TOKENS: Final = 8192
-"""Upper bound of ``min_push_tokens``: the most tokens that vLLM by default computes in a step on a large GPU. A prefill
-engine should compute more than those."""
+"""Upper bound of ``min_push_tokens``: the most tokens that vLLM by default computes in a step on a large GPU. More
+tokens are a prefill engine's work."""
 
 ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
 """The environment variable with the key that vLLM wants of each caller. The router sends the key."""

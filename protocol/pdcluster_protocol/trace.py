@@ -51,7 +51,7 @@ class LayerTrace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushTrace(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="push"):
-    """One push as one prefill rank saw it. ``ranges``: pieces of all layers. ``writes``: their number once joined."""
+    """One push as one prefill rank saw it. ``ranges``: pieces of all layers. ``writes``: the writes made of them."""
 
     transfer_id: TransferId
     request_id: RequestId = RequestId("")

@@ -37,7 +37,7 @@ MAX_RANGES: Final = 1024
 SAMPLED_TOKENS: Final = 16
 """Tokens in a range of a sampled comparison."""
 TOKENS_OF_A_SAMPLE: Final = 256
-"""One sample is taken for so many tokens: the cost is then the same share of each prompt's, up to ``MAX_SAMPLES``."""
+"""Prompt tokens for each sample. The cost of comparing is then in proportion to the prompt, up to ``MAX_SAMPLES``."""
 MAX_SAMPLES: Final = 64
 
 
@@ -62,7 +62,8 @@ class ContentPart:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Where a rank keeps cells, in order of position. ``slots``: tokens in the page. The arrays have one length."""
+    """Where a rank keeps cells, in order of position. ``slots``: the tokens' places in their pages. All arrays have the
+    same length."""
 
     positions: Offsets
     pages: Offsets
@@ -265,7 +266,7 @@ def cells_of(
     table: Sequence[int],
     ranges: Sequence[TokenSpan] = (),
 ) -> Cells:
-    """Where ``region`` keeps the cells of ``spans`` that ``part`` counts. Unless ``ranges`` is empty: only those in it.
+    """Where ``region`` keeps the cells of ``spans`` that ``part`` counts. If there are ``ranges``: only cells in them.
 
     ``table``: the request's blocks from its first position on; for state, its one block.
     """
@@ -342,7 +343,7 @@ def _shared_runs(index: int, target_index: int, prefill: RankLayout, decode: Ran
 
 
 def _run(index: int, target_index: int, number: int, units: range, first: int) -> ContentPart:
-    """``first``: the first of ``units``, counted from the rank's first."""
+    """A part that has ``units`` of a run. ``first``: the first of ``units``, counted from the rank's first unit."""
     rows = range(first, first + len(units))
     return ContentPart(index, rows, target_index, run=number, first_unit=units.start)
 

@@ -27,7 +27,7 @@ MOST_STRIP_BYTES: Final = 8 << 10
 writes (``benchmarks.strips``, TP 1→2 over TCP): strips of 8 KiB take 0.5 on loopback and 1.0 at 2 Gbit/s, strips of
 32 KiB take 1.5 (decisions 0020 and 0023)."""
 LEAST_GAIN: Final = 2
-"""Strips for each write, at least: with fewer, no gain was measured. In a scattered pool each strip is a write."""
+"""Least ratio of strips to writes: with a smaller one no gain was measured. In a scattered pool the ratio is 1."""
 MOST_BUFFER_BYTES: Final = 1 << 20
 """Most bytes of one gather: 128 strips of 8 KiB. Smaller buffers come back sooner. Each further buffer costs at most
 one more write."""

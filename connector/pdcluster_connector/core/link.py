@@ -81,7 +81,7 @@ def require_possible(rank: RankLayout, who: str) -> None:
     memory in proportion to them.
 
     Raises:
-        ProtocolError: A size or number is not. Names it.
+        ProtocolError: A size or number is out of bounds. Names it.
     """
     if not (0 < rank.tp_size <= MAX_SIDE and 0 < rank.num_stages <= MAX_SIDE):
         raise ProtocolError(

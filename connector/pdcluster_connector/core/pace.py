@@ -18,7 +18,7 @@ _FIRST_GUESS_S: Final = 0.00002
 SHORTEST_LOOK_S: Final = 0.001
 """The side channel waits in whole milliseconds. 1 ms is short beside a layer and long beside a turn of the lane."""
 LONGEST_LOOK_S: Final = 0.008
-"""When a link has become faster, the lane sees an end at most so much later. Looks 8 ms apart cost 1 % of a core."""
+"""The most by which a lane sees an end late, when a link has become faster. Looks 8 ms apart cost 1 % of a core."""
 
 
 @dataclass(slots=True)

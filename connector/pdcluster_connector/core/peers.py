@@ -32,7 +32,7 @@ MAX_PEERS: Final = 16384
 """Peers that are remembered. With one more, the peer that was silent longest is forgotten and must say hello again."""
 
 MAX_REFUSED: Final = 1024
-"""Refused peers whose reason is kept, to be told again. With one more, the reason that is oldest is forgotten."""
+"""Refused peers whose reason is kept, to be told again. With one more, the oldest reason is forgotten."""
 
 _Rank: TypeAlias = tuple[BootId, int]
 """One life of one prefill rank."""
@@ -144,7 +144,7 @@ class Peers:
         return gone
 
     def prune(self, awaited: Callable[[], AbstractSet[PeerId]], *, now: float) -> None:
-        """Forget idle peers that no receive waits for, and old refusals. ``awaited``: the peers that one waits for."""
+        """Forget old refusals, and idle peers for which no receive waits. ``awaited``: the peers that are waited for."""
         self._refused = {peer: refused for peer, refused in self._refused.items() if now < refused.until}
         idle = {peer for peer, known in self._known.items() if self._is_idle(peer, known, now)}
         for peer in idle - awaited() if idle else ():

@@ -35,7 +35,7 @@ NULL_BLOCK: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where tokens and rows lie in one engine's region. ``offset``: bytes from a page's begin to the push's first row.
+    """Where tokens and rows lie in one engine's region. ``offset``: bytes from a page's start to the push's first row.
     Strides are in bytes."""
 
     block_tokens: int
@@ -100,7 +100,7 @@ class MissingBlockError(Exception):
 
 
 def require_held(shape: CopyShape, part: GroupSlice, num_blocks: int) -> None:
-    """``part`` names a decode block for each of its tokens, and decode has these blocks: it has 0 to num_blocks - 1.
+    """``part`` names a decode block for each of its tokens, and decode has these blocks. Decode has ``num_blocks``.
 
     Checked before any offset is made: a write to a block that does not exist would land outside of the KV cache, and an
     offset beyond 2^63 bytes would wrap around into a block of another request.

@@ -103,7 +103,7 @@ ReceivingCommands: TypeAlias = tuple[ReceivingCommand, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTimes:
-    """``lease_s``: how long a silent writer keeps its grant. ``quarantine_s``: a revoked writer must answer by then."""
+    """``lease_s``: how long a silent writer keeps its grant. ``quarantine_s``: how long a revoked one has to answer."""
 
     lease_s: float
     quarantine_s: float

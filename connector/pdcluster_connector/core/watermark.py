@@ -76,7 +76,8 @@ class GroupPair:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as both engines see it. ``cached_tokens``: in decode's prefix cache; whole units of every group."""
+    """One prompt as both engines see it. ``cached_tokens``: how many of its first tokens decode has in its prefix
+    cache; whole units of every group."""
 
     num_tokens: int
     cached_tokens: int

@@ -32,7 +32,7 @@ from pdcluster_protocol.ids import RequestId
 
 @dataclass(frozen=True, slots=True)
 class TokenPages:
-    """Where the tokens of one rank's region lie, in bytes and tokens. Strides may be padded."""
+    """Where the tokens of one rank's region lie, in bytes and tokens. Strides may include padding."""
 
     page_tokens: int
     pages_per_block: int

@@ -59,7 +59,7 @@ class Resharded:
 
 @dataclass(frozen=True, slots=True)
 class ReshardFailed:
-    """The parts of these regions that this step has not delivered yet will not come to this rank."""
+    """No further part of these regions of the step will come to this rank."""
 
     step: int
     regions: tuple[int, ...]
@@ -186,7 +186,7 @@ class Resharder:
     def close(self, timeout_s: float) -> bool:
         """Ends thread and group. Orders that are not done are reported failed. Waits ``timeout_s`` + 1 s at most.
 
-        False: the thread still waits for another rank or the device, and may still read the KV cache.
+        Returns False if the thread still waits for another rank or the device, and may still read the KV cache.
         """
         self._is_closing = True
         self._inbox.put(None)

@@ -126,7 +126,7 @@ def bytes_from(view: torch.Tensor, base: int, num_bytes: int) -> torch.Tensor:
 def strips_of(data: torch.Tensor, gather: StripRun) -> torch.Tensor:
     """Words [step, words of a strip]: row ``k`` is the strip that begins ``k`` steps after the first; rows may overlap.
 
-    ``data``: uint8 [bytes of the region]. The words are the widest at whose bounds all strips begin and end.
+    ``data``: uint8 [bytes of the region]. The words are the widest of which all strips are made.
     """
     begin, size, step = gather.first_source, gather.strip_bytes, gather.step_bytes
     word = math.gcd(8, size, step, data.data_ptr() + begin, data.storage_offset() + begin)

@@ -20,7 +20,7 @@ from pdcluster_connector.reshard.rounds import Gather, Pieces, RegionRound, Roun
 from pdcluster_protocol.errors import ConfigError
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""Word of each size in bytes. Kernels move elements, so bytes move as the widest words that divide all sizes and
+"""The word of each size in bytes. Kernels move elements, so bytes move as the widest words that fit all sizes and
 offsets."""
 
 
@@ -40,7 +40,7 @@ class TokenRegion:
 
     @property
     def word_bytes(self) -> int:
-        """Bytes of the widest word at whose bounds every piece begins and every cell ends."""
+        """Bytes of the widest word (8 at most) that divides a cell, the strides and the region's address."""
         pages = self.shape.pages
         sizes = (self.shape.cell_bytes, pages.page_stride, pages.block_stride, self.data.data_ptr(), 8)
         return math.gcd(*sizes)

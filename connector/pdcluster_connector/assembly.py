@@ -190,7 +190,7 @@ def _make_strips(facts: EngineFacts, memory: Memory, device: Device) -> StripSta
     if not (facts.settings.gathers_strips and memory.views and may_have_strips(memory.layout)):
         return None
     alignment_bytes = device.registration_alignment_bytes
-    memory.aligned_spans(alignment_bytes)  # Refuses KV memory that cannot be registered, before any is allocated.
+    memory.aligned_spans(alignment_bytes)  # Refuses KV memory that cannot be registered, before staging is allocated.
     staging = StagingMemory(facts.settings.strip_staging_bytes, memory.views[0].device, alignment_bytes)
     regions = enumerate(zip(memory.layout.regions, memory.views, strict=True))
     data = {at: bytes_from(view, it.base, it.span_bytes) for at, (it, view) in regions if it.has_tokens}
@@ -199,7 +199,7 @@ def _make_strips(facts: EngineFacts, memory: Memory, device: Device) -> StripSta
 
 def _make_sessions(facts: EngineFacts, memory: Memory, device: Device, use: Use) -> Sessions:
     def start() -> Transport:
-        device.enter_thread()  # sessions are opened by threads of their own
+        device.enter_thread()  # Any thread may open a session.
         return _start_transport(facts, memory, device)
 
     return SharedSessions(start, use) if facts.settings.shares_session else Sessions(start)

@@ -114,7 +114,7 @@ class MetaserverClient:
         except aiohttp.ClientConnectorSSLError as error:
             reason = getattr(error.os_error, "reason", "") or "nonsense"
             outcome = failed(f"the router's internal port and this engine do not agree on TLS: {reason}: {_PORT}")
-        except aiohttp.ClientError as error:  # Before TimeoutError: a slow connect is both.
+        except aiohttp.ClientError as error:  # Before TimeoutError: the error of a slow connect is of both types.
             outcome = failed(_unreached(error))
         except TimeoutError:
             outcome = failed("the router did not say how prefill ended before the deadline")

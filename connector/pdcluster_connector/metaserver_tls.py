@@ -69,7 +69,7 @@ class MetaserverTls:
             self._looks_at = self._now() + LOOK_S
             seen, self._looked_at = self._looked_at, self._look()
             if seen != self._looked_at:
-                self._problem = ""  # A reason is told anew with each change.
+                self._problem = ""  # After each change the reason is logged anew.
                 self._read()
             elif self._problem:
                 self._read()
@@ -108,7 +108,7 @@ def _context_of(files: TlsFiles) -> ssl.SSLContext:
             context.load_verify_locations(files.ca)
         else:
             context.load_default_certs()
-    except OSError as error:  # ssl.SSLError is one.
+    except OSError as error:  # ssl.SSLError is an OSError.
         raise ConfigError(f"metaserver_ca {files.ca}: {words_of(error)}: name a file of certificates in PEM") from error
     try:
         if files.cert:

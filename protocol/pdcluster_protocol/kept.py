@@ -147,7 +147,7 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The ids by which it is asked for."""
+        """The ids by which a caller may ask for it."""
         return (self.request_id, self.transfer_id)
 
 

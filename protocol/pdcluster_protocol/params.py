@@ -57,7 +57,7 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transfer_id: TransferId
     attempt: AttemptNumber = Attempt(1)
     deadline_ms: Milliseconds
-    """Time that is left, when this was sent, until decode must have the KV, in ms, in [1, inf)."""
+    """Milliseconds from the sending of this message until decode must have the KV, in [1, ``MAX_MS``]."""
     token: str = ""
     """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
     wants_receipt: bool | msgspec.UnsetType = msgspec.UNSET

@@ -72,7 +72,7 @@ class EngineRow(msgspec.Struct, frozen=True):
     last_failure: str = ""
     """Kind and reason of the last failure there; empty: none is known."""
     last_failure_s: float | None = None
-    """Since that failure."""
+    """Seconds since that failure."""
 
 
 class PoolPage(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The lines of a trace file: JSON, one for each request, push or receive that has ended.
 
-Times are seconds of CLOCK_MONOTONIC, so that files of several processes on one machine compare; null where a step did
-not happen. A reader ignores fields that it does not know.
+Times are seconds of CLOCK_MONOTONIC, so that files of several processes on one machine can be compared; null where a
+step did not happen. A reader ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag_field="event", tag="request
 
 
 class LayerTrace(msgspec.Struct, frozen=True, array_like=True):
-    """One layer of one step: when it was saved, when its write began and ended, and how much it was.
+    """One layer of one step: when it was saved, when its write began and ended, and how many bytes were written.
 
     ``write_begin`` and ``acked_at`` are 0 where that did not happen.
     """

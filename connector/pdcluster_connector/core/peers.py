@@ -144,7 +144,7 @@ class Peers:
         return gone
 
     def prune(self, awaited: Callable[[], AbstractSet[PeerId]], *, now: float) -> None:
-        """Forget old refusals, and idle peers for which no receive waits. ``awaited``: the peers that are waited for."""
+        """Forget old refusals, and idle peers for which no receive waits. ``awaited``: peers that receives wait for."""
         self._refused = {peer: refused for peer, refused in self._refused.items() if now < refused.until}
         idle = {peer for peer, known in self._known.items() if self._is_idle(peer, known, now)}
         for peer in idle - awaited() if idle else ():

@@ -119,7 +119,7 @@ class _EndedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One round of one layer. ``may_stage``: every earlier round of the layer has got space."""
+    """One round of one layer. ``may_stage``: every earlier round of the layer found space."""
 
     step: int
     regions: tuple[int, ...]

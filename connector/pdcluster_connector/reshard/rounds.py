@@ -131,7 +131,7 @@ class Round:
 
     @property
     def num_parts(self) -> int:
-        """How many parts must be written before the round's buffer is free again."""
+        """How many parts must be released before the round's buffer is free again."""
         return sum(len(region.parts) for region in self.regions)
 
 

@@ -1,4 +1,4 @@
-"""Builds the connector's running parts from an engine's facts; each has one ``close``."""
+"""Builds the connector's running parts from an engine's facts. Each part has one ``close``."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _tested_device(facts: EngineFacts, memory: Memory, given: Device | None) -> 
 
 
 def _make_reader(facts: EngineFacts, memory: Memory) -> KvReader | None:
-    """Reads the rank's KV to compare content; None: no content can be compared."""
+    """A reader of the rank's KV, to compare content; None: no content can be compared."""
     if (reader := memory.reader) is None:
         return None
     return replace(reader, loop=loop_for(memory.views, facts.settings.content_check))
@@ -186,11 +186,11 @@ def _make_staging(facts: EngineFacts, tokens: TokenMemory, device: Device) -> St
 
 
 def _make_strips(facts: EngineFacts, memory: Memory, device: Device) -> StripStaging | None:
-    """The staging memory of the rank's strips; None: the rank gathers none, whatever decode engine comes."""
+    """The staging memory of the rank's strips; None: the rank gathers no strips for any decode engine."""
     if not (facts.settings.gathers_strips and memory.views and may_have_strips(memory.layout)):
         return None
     alignment_bytes = device.registration_alignment_bytes
-    memory.aligned_spans(alignment_bytes)  # Refuses KV memory that cannot be registered, before it allocates.
+    memory.aligned_spans(alignment_bytes)  # Refuses KV memory that cannot be registered, before staging is allocated.
     staging = StagingMemory(facts.settings.strip_staging_bytes, memory.views[0].device, alignment_bytes)
     regions = enumerate(zip(memory.layout.regions, memory.views, strict=True))
     data = {at: bytes_from(view, it.base, it.span_bytes) for at, (it, view) in regions if it.has_tokens}
@@ -199,7 +199,7 @@ def _make_strips(facts: EngineFacts, memory: Memory, device: Device) -> StripSta
 
 def _make_sessions(facts: EngineFacts, memory: Memory, device: Device, use: Use) -> Sessions:
     def start() -> Transport:
-        device.enter_thread()  # sessions are opened by threads of their own
+        device.enter_thread()  # Any thread may open a session.
         return _start_transport(facts, memory, device)
 
     return SharedSessions(start, use) if facts.settings.shares_session else Sessions(start)

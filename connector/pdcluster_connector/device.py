@@ -1,12 +1,12 @@
 """The engine's device: when a layer's KV is really in memory, and where the resharder's own work runs.
 
-    Device      records events for the forward pass, which lanes query; opens side streams; says whose an error is
+    Device      records events for the forward pass, which lanes query; opens side streams; counts faults
     Stream      takes one thread's work; a side stream runs beside the forward pass, never in its stream
     Runtime     makes an accelerator's streams: PyTorch's, or those of our tests
 
 The device is chosen once at start. On CPU a kernel has ended when its call returns, so there is nothing to order. CUDA
 and Ascend NPU are one class over PyTorch's device-generic streams. Every device and runtime passes
-``tests/contract/test_device.py``; each place that waits for one has a race in ``tests/integration``.
+``tests/contract/test_device.py``. ``tests/integration`` has a race for each place that waits for an event.
 """
 
 from __future__ import annotations
@@ -40,44 +40,46 @@ _NPU_ALIGNMENT_BYTES: Final = 2 << 20
 
 
 class DeviceFault(RuntimeError):
-    """The device reports work that it has not done, without saying whose. The device object has counted the error."""
+    """The device reports failed work and does not say of which thread. The device object has counted the error."""
 
 
 class Device(Protocol):
-    """The connector's needs of the engine's device."""
+    """The methods of the engine's device that the connector needs."""
 
     @property
     def registration_alignment_bytes(self) -> int:
-        """Registered memory must begin on a multiple of this."""
+        """Registered memory must begin on a multiple of this number."""
 
     def record(self) -> DeviceEvent:
         """An event that completes with all work given to the current stream so far. Forward thread; never waits.
 
-        Raises ``DeviceFault``, as ``is_done`` does. vLLM's engine then ends; until it has ended, no lane says done.
+        Raises ``DeviceFault``. vLLM's engine then ends; until it has ended, no lane says done.
         """
 
     def enter_thread(self) -> None:
         """The calling thread works for this device. A new thread that queries events or starts a transport calls this
-        first: until then it works for the process's first device (CUDA) or for none (NPU), whichever the rank has.
-        Raises ``DeviceFault``, as ``is_done`` does.
+        first: until then it works for the process's first device (CUDA) or for none (NPU), even if
+        the rank has another.
+        Raises ``DeviceFault``.
         """
 
     def is_done(self, event: DeviceEvent) -> bool:
-        """Whether the event is complete. Any thread that has entered the device; never waits."""
+        """Whether the event is complete. Raises ``DeviceFault``. Any thread that has entered the device; no wait."""
 
     def open_stream(self, device: torch.device) -> Stream:
         """A new side stream of ``device``. Only the calling thread may use it."""
 
     def is_of_its_call(self, error: Exception) -> bool:
-        """Whether only the call that raised ``error`` has failed. If not, any thread's earlier work may have failed."""
+        """Whether ``error`` is only about the call that raised it. If not, work of any thread may have failed."""
 
     def note(self, error: Exception) -> None:
-        """Counts ``error`` as a fault unless it is of its call, or counted already. Any thread, once for each error."""
+        """Counts ``error`` as a fault unless it is only about its call, or counted already. Any thread, once for each
+        error."""
 
     @property
     def num_faults(self) -> int:
-        """Errors so far that may be about any thread's work. A device may report each one once, to the thread that asks
-        next; other threads learn of it here only. Any thread."""
+        """Errors so far that may be about any thread's work. A device may report each error once, to the thread that
+        asks next. Other threads learn of the error only here. Any thread."""
 
 
 class Stream(AbstractContextManager[object], Protocol):
@@ -88,7 +90,7 @@ class Stream(AbstractContextManager[object], Protocol):
 
 
 class CpuDevice:
-    """A kernel has written its output when its call returns."""
+    """The CPU: a kernel has written its output when its call returns."""
 
     registration_alignment_bytes = 1
 
@@ -123,19 +125,19 @@ class NoStream(nullcontext[None]):
 
 
 class Runtime(Protocol):
-    """The connector's needs of PyTorch for CUDA or an NPU."""
+    """The functions of PyTorch that the connector needs for CUDA or an NPU."""
 
     def current_device(self) -> torch.device:
         """The device of this thread."""
 
     def enter_device(self, device: torch.device) -> None:
-        """``device`` becomes this thread's own."""
+        """``device`` becomes this thread's current device."""
 
     def current_stream(self) -> Stream:
         """The stream to which this thread's device work goes."""
 
     def new_stream(self, device: torch.device) -> Stream:
-        """A stream that runs beside all others. ``device`` becomes the thread's own."""
+        """A stream that runs beside all others. ``device`` becomes the thread's current device."""
 
 
 class TorchRuntime:
@@ -145,7 +147,7 @@ class TorchRuntime:
         return torch.accelerator.current_stream().device
 
     def enter_device(self, device: torch.device) -> None:
-        # PyTorch 2.11 takes no device without an index. Without one the first is meant, as in a new thread.
+        # PyTorch 2.11 needs an index here. A device without an index is the first one, as in a new thread.
         torch.accelerator.set_device_index(device.index or 0)
 
     def current_stream(self) -> Stream:

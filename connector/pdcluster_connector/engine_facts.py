@@ -22,7 +22,7 @@ class EngineFacts:
     """One engine as its connector sees it. ``kv_heads``: distinct numbers of KV heads of the whole model's layers."""
 
     engine_id: EngineId
-    """Its name in messages, in this process: vllm-ascend gives each process of an engine another id."""
+    """The engine's name in messages of this process. vllm-ascend gives each process of an engine another id."""
     role: Role
     host: str
     tp_size: int
@@ -49,20 +49,20 @@ class Memory:
     spans: tuple[tuple[int, int], ...]
     fingerprint: KvFingerprint
     views: tuple[torch.Tensor, ...] = ()
-    """Of each region ``[pages, KV heads, tokens, bytes]``, uint8, on the engine's device, borrowed for its life."""
+    """For each region ``[pages, KV heads, tokens, bytes]``: uint8, on the engine's device, borrowed while it runs."""
 
     @property
     def reader(self) -> KvReader | None:
-        """Reads the KV by layer, head and token; None: there are no views."""
+        """A reader of the KV by layer, head and token; None: there are no views."""
         return KvReader(self.layout, self.views) if self.views else None
 
     def aligned_spans(self, alignment_bytes: int) -> tuple[tuple[int, int], ...]:
-        """The spans to register at a transport that wants them to begin on a multiple of ``alignment_bytes``.
+        """The spans, cut to begin on a multiple of ``alignment_bytes``, as a transport may need them for registration.
 
-        vLLM-Ascend allocates more than it needs and keeps KV from the first such address on.
+        vLLM-Ascend allocates more memory than it needs, and keeps KV from the first aligned address on.
 
         Raises:
-            ConfigError: KV lies outside of these spans.
+            ConfigError: KV lies outside of the cut spans.
         """
         begins = [-(-address // alignment_bytes) * alignment_bytes for address, _ in self.spans]
         ends = [address + num_bytes for address, num_bytes in self.spans]

@@ -1,7 +1,7 @@
-"""One log line and one counter for each kind of failure, with the same keys everywhere; and all other counts.
+"""Logs and counts failures: each has one line, with the same keys everywhere. Keeps all other counts too.
 
-``docs/operations.md`` says for each kind what the operator on call does. No token or prompt is logged. An address is
-logged only in the message of a transport that cannot start there.
+``docs/operations.md`` says for each kind what to do about it. No token or prompt is logged. An address is logged only
+in the message of a transport that cannot start there.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def count(name: str, amount: int = 1) -> None:
 
 
 def take_counts() -> dict[str, int]:
-    """The counts since the last call; mostly empty, and then without taking the lock. Any thread."""
+    """The counts since the last call. Mostly there are none, and the lock is not taken. Any thread."""
     if not _counts:
         return {}
     with _counts_lock:

@@ -1,8 +1,8 @@
 """Posts reservations and waits for their outcomes: one asyncio thread for thousands of open calls.
 
-Every end of a call but ``cancel`` becomes one ``PrefillOutcome``: a 200 with an outcome is taken as it is; any other
-status, a cut connection and the deadline are failures. Each call is sealed for the router, and the reservation in it
-for prefill: neither takes the address of KV without a seal.
+Each call that is not cut by ``cancel`` or ``close`` ends in one ``PrefillOutcome``. The outcome in a 200 is taken as it
+is; any other status, a lost connection and a passed deadline are failures. The router refuses a call without its seal,
+and prefill a reservation without one, so that no caller without the secret can say where KV goes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ _MAX_WAITING: Final = 16384
 
 
 _ALERT: Final = re.compile(r"\[SSL: (\w*ALERT\w*)\]")
-"""In TLS 1.3 a server refuses our certificate only after our side of the handshake has ended."""
+"""The server's alert in an error. In TLS 1.3 a server refuses our certificate only after our side of the handshake has
+ended."""
 _OURS: Final = "metaserver_cert and metaserver_key"
 _PORT: Final = "start it with --internal-tls-cert and --internal-tls-key"
 
 
 class MetaserverClient:
-    """One thread, whichever it is, calls ``post``, ``cancel`` and ``close``; only ``close`` waits."""
+    """One and the same thread calls ``post``, ``cancel`` and ``close``. Only ``close`` waits."""
 
     def __init__(
         self, outcomes: deque[tuple[RequestId, PrefillOutcome]], secret: Secret, tls: MetaserverTls | None = None
@@ -59,7 +60,7 @@ class MetaserverClient:
         self._loop.call_soon_threadsafe(self._start, request_id, url, said, deadline)
 
     def cancel(self, request_id: RequestId) -> None:
-        """Cut the calls of this request that are still open; they then have no outcome."""
+        """Cut the calls of this request that are still open. Calls that are cut have no outcome."""
         self._loop.call_soon_threadsafe(self._cut, request_id)
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class MetaserverClient:
         except aiohttp.ClientConnectorSSLError as error:
             reason = getattr(error.os_error, "reason", "") or "nonsense"
             outcome = failed(f"the router's internal port and this engine do not agree on TLS: {reason}: {_PORT}")
-        except aiohttp.ClientError as error:  # Before TimeoutError: a slow connect is both.
+        except aiohttp.ClientError as error:  # Before TimeoutError: the error of a slow connect is of both types.
             outcome = failed(_unreached(error))
         except TimeoutError:
             outcome = failed("the router did not say how prefill ended before the deadline")
@@ -143,7 +144,8 @@ class MetaserverClient:
             return decode_outcome(content)
 
     def _own_session(self) -> aiohttp.ClientSession:
-        """The client's only session, made in the loop that uses it. It has no limits: each call has its deadline."""
+        """The client's only session, made in the loop that uses it. It limits neither the connections nor the time of
+        a call, which has its own deadline."""
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S)

@@ -1,8 +1,8 @@
-"""TLS of decode's calls to the router: the authorities that decode trusts, the certificate that it shows.
+"""TLS of decode's calls to the router: the authorities that decode trusts, the certificate that decode shows.
 
-The files are read again when they change. At its start the engine refuses files that cannot be used. Later it goes on
-with the last good ones, and tries again at each look: for a moment there may be no descriptor. If a file or a name is
-set, no call goes in the clear, whatever the router's URL says.
+The files are read again when they change. At its start the engine refuses files that cannot be used. Later it keeps the
+last good files in use, and tries again at each look: the failure may pass, like a lack of file descriptors. If a file
+or a name is set, no call goes in the clear, even if the router's URL says http.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ LOOK_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files, empty where there is none. ``name``: of the router's certificate; empty: its URL's host."""
+    """Paths of PEM files; empty: no file. ``name``: the name that the router's certificate must have; empty: the host
+    of the router's URL."""
 
     ca: str = ""
     cert: str = ""
@@ -38,7 +39,7 @@ class TlsFiles:
 
 
 class MetaserverTls:
-    """One per engine. One thread at a time."""
+    """The TLS of one engine's calls. One thread at a time uses it."""
 
     def __init__(self, files: TlsFiles, now: Callable[[], float] = time.monotonic) -> None:
         """Raises: ConfigError: A file or the name cannot be used."""
@@ -60,14 +61,15 @@ class MetaserverTls:
         return bool(self._files.paths or self.name)
 
     def context(self) -> ssl.SSLContext | bool:
-        """The context for the next call, from the newest good files. True: no file is set; the system's authorities."""
+        """The context for the next call, from the newest good files. True: no file is set, so the system's authorities
+        are trusted."""
         if self._context is None:
             return True
         if self._now() >= self._looks_at:
             self._looks_at = self._now() + LOOK_S
             seen, self._looked_at = self._looked_at, self._look()
             if seen != self._looked_at:
-                self._problem = ""  # A reason is told anew with each change.
+                self._problem = ""  # After each change the reason is logged anew.
                 self._read()
             elif self._problem:
                 self._read()
@@ -106,7 +108,7 @@ def _context_of(files: TlsFiles) -> ssl.SSLContext:
             context.load_verify_locations(files.ca)
         else:
             context.load_default_certs()
-    except OSError as error:  # ssl.SSLError is one.
+    except OSError as error:  # ssl.SSLError is an OSError.
         raise ConfigError(f"metaserver_ca {files.ca}: {words_of(error)}: name a file of certificates in PEM") from error
     try:
         if files.cert:

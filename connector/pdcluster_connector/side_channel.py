@@ -32,8 +32,8 @@ from pdcluster_protocol.side_channel import (
 )
 
 SILENT_S: Final = 15.0
-"""A connection to a decode rank that answers no heartbeat for so long is lost: far beyond a busy machine's delays, far
-below a request's deadline."""
+"""A connection counts as lost if decode answers no heartbeat for so long: far longer than a busy machine's delays, far
+shorter than a request's deadline."""
 _HEARTBEATS: Final = 3
 """Heartbeats in ``SILENT_S``."""
 
@@ -48,7 +48,7 @@ class Wakeup:
         """Guards ``fd``: another file may get the number of a closed descriptor at once."""
 
     def set(self) -> None:
-        """The polling thread wakes up, now or at its next poll; nothing after ``close``."""
+        """The polling thread wakes up, now or at its next poll. Does nothing after ``close``."""
         with self._fd_lock:
             if not self._is_closed:
                 os.eventfd_write(self.fd, 1)
@@ -109,7 +109,7 @@ class _Channel:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One peer's frame: a message, or the reason why it is none."""
+    """One peer's frame: a message, or the reason why the frame is no message."""
 
     peer: PeerId
     message: ToDecode | ProtocolError
@@ -119,8 +119,8 @@ class PrefillChannel(_Channel):
     """One prefill rank's connection to one decode rank. Lane thread only.
 
     ZeroMQ connects again by itself and does not report frames that were lost with a connection, so this class watches
-    for the loss. The kernel shows it when decode's process ends, ZMTP's heartbeats when its machine does. Decode's
-    ZeroMQ thread answers heartbeats however busy the engine is, until 1,000 frames of a connection lie unread.
+    for lost connections. The kernel shows the loss if decode's process ends, ZMTP's heartbeats if its machine fails.
+    Decode's ZeroMQ thread answers heartbeats however busy the engine is, until 1,000 frames of a connection lie unread.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class PrefillChannel(_Channel):
         self._socket.setsockopt(zmq.IDENTITY, identity)
         interval_s = silent_s / _HEARTBEATS
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(interval_s * 1000)))
-        # ZeroMQ counts it from the next heartbeat on.
+        # ZeroMQ counts this time from the next heartbeat on, hence less one interval.
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int((silent_s - interval_s) * 1000)))
         self._losses = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED, f"inproc://losses-{uuid.uuid4().hex}")
         self._poller.register(self._losses, zmq.POLLIN)
@@ -186,7 +186,7 @@ class DecodeChannel(_Channel):
         self._send([peer, encode_frame(message, self._seal(peer))])
 
     def receive(self) -> Received | None:
-        """The next message and who sent it, or None when there is none now."""
+        """The next message and its sender, or None when there is none now."""
         frames = self._receive()
         if frames is None:
             return None

@@ -13,17 +13,17 @@ from pdcluster_protocol.params import ContentCheck, SideChannelAddress
 
 
 class PushTarget(msgspec.Struct, frozen=True):
-    """The decode engine that a push goes to. ``deadline_ms``: what is left for the request at this step."""
+    """The decode engine that a push goes to. ``deadline_ms``: the request's remaining time at this step."""
 
     engine_id: EngineId
     tp_size: int
     side_channels: tuple[SideChannelAddress, ...]
-    """Of each rank, stage by stage."""
+    """The address of each rank, stage by stage."""
     deadline_ms: int
     block_tokens: tuple[int, ...] = ()
     """Tokens in a block of each of decode's KV groups; 0: recurrent state. Only token-major KV needs them."""
     page_tokens: tuple[int, ...] = ()
-    """Tokens in a page, likewise."""
+    """Tokens in a page of each of decode's KV groups, likewise."""
 
     @property
     def num_stages(self) -> int:
@@ -32,17 +32,17 @@ class PushTarget(msgspec.Struct, frozen=True):
 
 
 class ContentOrder(msgspec.Struct, frozen=True):
-    """The content to sum up of a request that is compared. Per KV group.
+    """The content of a request that this engine is to sum up, per KV group.
 
     ``spans``: positions that decode wants, worked out alike on both engines. ``tables``: this engine's own blocks from
-    the prompt's first position on, straight from vLLM; of state the one block.
+    the prompt's first position on, straight from vLLM; for state, its one block.
     """
 
     spans: Spans
     tables: tuple[tuple[int, ...], ...]
     check: ContentCheck = ContentCheck.FULL
     targets: tuple[tuple[int, ...], ...] = ()
-    """On prefill: decode's blocks likewise, for a second push."""
+    """On prefill, for a second push: decode's blocks, in the form of ``tables``."""
 
 
 class PushSlice(msgspec.Struct, frozen=True):
@@ -62,11 +62,11 @@ class PushSlice(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     is_last: bool
     content: ContentOrder | None = None
-    """In the last slice of a request whose content is compared."""
+    """Set in the last slice of a request whose content is compared."""
 
 
 class PrefillStep(msgspec.Struct, frozen=True, tag="prefill"):
-    """``preempted``: vLLM has taken these requests' blocks away and overwrites them in this step."""
+    """Slices to push. ``preempted``: vLLM has taken these requests' blocks away and overwrites them in this step."""
 
     life: BootId
     """The boot id that all ranks of the engine tell decode; the same in each step."""
@@ -102,7 +102,7 @@ class PrefillEnded(msgspec.Struct, frozen=True):
 
 
 class DecodeStep(msgspec.Struct, frozen=True, tag="decode"):
-    """``ended`` and ``cancels`` name requests of an earlier or of this very step's ``expects``."""
+    """News for a decode rank. ``ended`` and ``cancels`` name requests that this step or an earlier one expects."""
 
     expects: tuple[Expect, ...] = ()
     ended: tuple[PrefillEnded, ...] = ()

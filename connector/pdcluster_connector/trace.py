@@ -21,7 +21,7 @@ class Trace:
         self._path = Path(path) if path else None
 
     def write(self, line: PushTrace | ReceiveTrace) -> None:
-        """Append ``line``; nothing when no file was asked for."""
+        """Append ``line``. Does nothing if no file was asked for, or after the file could not be written."""
         path = self._path  # another thread may stop the trace meanwhile
         if path is None:
             return
@@ -29,6 +29,6 @@ class Trace:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(msgspec.to_builtins(line), separators=(",", ":")) + "\n")
         except OSError as error:
-            # A full disk must not cost a request.
+            # A full disk must not fail a request.
             _LOG.warning("trace stopped path=%s error=%s", path, error)
             self._path = None

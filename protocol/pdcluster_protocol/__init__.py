@@ -1,4 +1,5 @@
 """The messages between the parts of pdcluster, and how the parts are started: data, no I/O, no clock.
 
-Two modules are for a process's start: ``flags.py`` makes its command line, ``logs.py`` sets up its log.
+Three modules are more: ``flags.py`` makes a process's command line, ``logs.py`` sets up its log, and ``pem_files.py``
+helps to read certificates.
 """

@@ -1,7 +1,7 @@
-"""A line of the access log: what a router writes of a request that has ended, and what ``pdcluster why`` reads of it.
+"""A line of the access log. A router writes one for each request that has ended, and ``pdcluster why`` reads it.
 
-``docs/operations.md`` explains the fields. No body, key, header or query is in any of them, and no address but the
-client's. A reader ignores fields that it does not know.
+``docs/operations.md`` explains the fields. No field has a body, a key, a header or a query, and the only IP address is
+the client's. A reader ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import msgspec
 
 
 class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
-    """One request; the router's cycle or page fills the line in. Seconds count from the request's arrival unless a
-    field says otherwise; None: the request did not come so far.
+    """One request. The router's cycle or page fills the line in. Seconds count from the request's arrival unless a
+    field says otherwise. A time is None if the request did not come so far.
 
-    A request has arrived when it was read whole and its turn on its connection has come, or when it was refused before.
+    A request arrives when it is read whole and its turn on its connection has come, or earlier if it is refused.
     """
 
     ts: datetime | None = None
-    """When it ended, UTC."""
+    """When the request ended, UTC."""
     request_id: str = ""
     """The answer's ``x-request-id``; empty for bytes that are no HTTP."""
     transfer_id: str = ""
     """The newest transfer id, which trace lines and connectors' logs have too; empty: the request had none."""
     trace_id: str = ""
-    """Of the client's ``traceparent``; empty: the client sent no valid one."""
+    """The trace id in the client's ``traceparent``; empty: the client sent no valid one."""
     client: str = ""
     """Name of the API key that the client showed; empty: the router asks for none, or the key was not valid."""
     client_address: str = ""
@@ -44,10 +44,10 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     failures: tuple[str, ...] = ()
     """Failures of this request, by kind in ``pdcluster_router_failures_total``; also those from which it recovered."""
     parts: int = 1
-    """The requests to engines that it was served in: one for each of its sequences, or one for all."""
+    """The number of its parts, the requests to engines: one for each of its sequences, or one for all."""
     decode_engine: str = ""
-    """The last decode engine that got the request, by its name on ``/pdcluster/pool``. Of a request in parts, that of
-    each part, with commas between them."""
+    """The last decode engine that got the request, by its name on ``/pdcluster/pool``. If the request has several
+    parts: that of each part, with commas between them."""
     prefill_engine: str = ""
     """The last prefill engine that got the request, likewise; empty: none got it."""
     revision: str = ""
@@ -80,7 +80,7 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     first_byte_s: float | None = None
     """Until the first byte of the answer went to the client."""
     gap_p50_s: float | None = None
-    """Of a stream, the median time between two chunks, within 7.5 %."""
+    """The median time between two chunks of a stream, within 7.5 %."""
     gap_max_s: float | None = None
     """The longest time between two chunks."""
     total_s: float | None = None

@@ -29,7 +29,7 @@ MAX_MS: Final = 10**11 - 1
 """Three years. It has 11 digits, the most that a token may have."""
 
 MAX_SIDE: Final = 4096
-"""The largest TP size, and number of stages: far above any engine's. A plan for so many takes 30 ms."""
+"""The largest TP size, and the largest number of stages: far above any engine's. A plan for so many takes 30 ms."""
 
 MAX_LOOKED_AT: Final = 10_000
 """Most numbers of a refused message that ``odd_number`` checks: they take 20 ms, in a thread that has other work."""
@@ -97,7 +97,7 @@ def _fields(value: Any, kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any, 
 
 
 def _element(annotation: Any) -> Any:
-    """The type in a tuple or in an optional value; any other annotation as it is."""
+    """The annotation inside of a tuple or an optional value. Any other annotation is returned as it is."""
     if get_origin(annotation) is Annotated:
         return annotation
     held = [argument for argument in get_args(annotation) if argument not in (NoneType, ...)]

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""msgspec's errors for bytes of a peer that are no JSON of the type, no UTF-8 in its text, or nested too deeply."""
+"""msgspec's errors for a peer's bytes: no JSON or msgpack of the type, text that is not UTF-8, or too deep nesting."""
 
 
 class PDClusterError(Exception):

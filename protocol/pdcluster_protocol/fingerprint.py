@@ -1,7 +1,7 @@
 """The facts that two engines must share before one may write into the other's KV cache.
 
-Compared once, at the handshake, before any byte is written. A difference is refused with a message
-that names who, both values and the cure.
+The handshake compares them before any byte is written. A difference is refused with a message that names both engines,
+both values and the cure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The facts that decide whether a KV block of one engine means the same in another.
 
     ``kv_heads``: the distinct numbers of KV heads that layers have in the whole model (not in one rank), ascending.
-    ``RankLayout`` has what differs from rank to rank (block sizes, layers, strides); the connector judges that.
+    ``RankLayout`` has the facts that differ between ranks (block sizes, layers, strides). The connector judges those.
     """
 
     model_digest: str
@@ -53,7 +53,7 @@ class KvFingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     positions: str = ""
     """The choices about tokens' positions that engines of one model may make differently; empty: there are none."""
     draft: str = ""
-    """Method of speculation, and digest of the draft model that keeps KV of its own; empty: there is none."""
+    """Method of speculation, and digest of the draft model that keeps KV of its own; empty: no draft model does."""
     draft_heads: tuple[Count, ...] = ()
     """As ``kv_heads``, of the draft model."""
 
@@ -81,9 +81,9 @@ def require_equal(*, prefill: KvFingerprint, decode: KvFingerprint, prefill_id: 
 
 
 def _may_speculate_alone(prefill: KvFingerprint, decode: KvFingerprint) -> bool:
-    """Whether decode may speculate although prefill pushes no KV of a draft model: only its guesses get worse.
+    """Whether decode may speculate although prefill pushes no KV of a draft model: decode's guesses only get worse.
 
-    It may not beside recurrent state. vLLM later gives blocks of state to attention, and bytes that a state left there
-    may be NaN as attention reads them. vLLM does not check a guess rightly that was drawn at random from NaN.
+    Decode may not if the model has recurrent state. vLLM later gives blocks of state to attention, which may read the
+    bytes that a state left there as NaN. vLLM cannot correctly check a guess that was drawn at random from NaN.
     """
     return not (prefill.draft or decode.state) and decode.draft.split(" ")[0] in _ALONE

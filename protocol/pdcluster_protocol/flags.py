@@ -1,6 +1,6 @@
 """A command line made from a settings model: each field is a flag, its docstring is the help. Pure.
 
-Some fields have an environment variable beside their flag, or in place of one; help and page name it.
+Some fields have an environment variable beside their flag or in place of a flag. Help and page name the variable.
 
 Router and operator both use this module, and may not import each other. It reads attributes of pydantic's
 ``FieldInfo`` without importing pydantic. A model with ``use_attribute_docstrings`` has docstrings as descriptions.
@@ -47,7 +47,8 @@ class Flags:
     """Field to environment variable. The variable counts where the flag is not given."""
 
     def of(self, name: str) -> str:
-        """``idle_timeout_s`` -> ``--idle-timeout``: a flag leaves the unit of a time to its help."""
+        """The field's flag, or its variable if it has no flag. ``idle_timeout_s`` -> ``--idle-timeout``: the help names
+        the unit."""
         if name in self.hidden and name in self.variables:
             return self.variables[name]
         return self.named.get(name) or "--" + name.removesuffix("_s").replace("_", "-")

@@ -15,7 +15,7 @@ TransferId = NewType("TransferId", str)
 """One hand-over of one prompt's KV. Made by the router, the same on every part, never reused."""
 
 Attempt = NewType("Attempt", int)
-"""The number of a transfer's try, in [1, inf). Messages of an older attempt are ignored."""
+"""The number of a try at a transfer, from 1. Messages of an older attempt are ignored."""
 NO_ATTEMPT: Final = Attempt(0)
 
 EngineId = NewType("EngineId", str)

@@ -1,7 +1,8 @@
 """A request as a router remembers it. ``GET /pdcluster/requests?id=ID`` on the internal port asks for it.
 
-It has no prompt, answer, key or header. Its only address is the client's, and only where the router writes an access
-log. The router words ``cause`` and ``cure`` when it is asked. A reader ignores fields that it does not know.
+A kept request has no prompt, answer, key or header. Its only IP address is the client's, and it has that only if the
+router writes an access log. The router words ``cause`` and ``cure`` when it is asked. A reader ignores fields that it
+does not know.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def names_for(name: str) -> tuple[str, ...]:
 
 
 class Milestone(Enum):
-    """A step of a request for which all goes well. ``Moment.what`` has its value."""
+    """A moment of a request that is no failure. ``Moment.what`` has its value."""
 
     __hash__ = object.__hash__
 
@@ -62,7 +63,7 @@ class Moment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     attempt: int = 0
     """Number of the prefill attempt; 0: the moment belongs to none."""
     reason: str = ""
-    """Of a failure."""
+    """Why, if the moment is a failure."""
 
 
 class LineAhead(msgspec.Struct, frozen=True, gc=False):
@@ -81,14 +82,14 @@ class QueueAhead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     queue: str
     """Role of the engines that they waited for."""
     first_turn: int
-    """Number of the first of them, of all that were let in since the router has started."""
+    """Number of the first of them, counted over all requests that were let in since the router's start."""
     num_requests: int
     num_known: int = 0
-    """The last so many of them are in ``lines``; 0 with some requests: the router has forgotten them."""
+    """How many of them the router still remembers: the last ones."""
     lines: tuple[LineAhead, ...] = ()
-    """By key, those with the most tokens, ``MAX_LINES_AHEAD`` at most."""
+    """The remembered ones by key: the keys with the most tokens, ``MAX_LINES_AHEAD`` at most."""
     num_other_keys: int = 0
-    """Keys that are not in ``lines``."""
+    """How many keys of remembered requests are not in ``lines``."""
 
 
 class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -97,9 +98,9 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     request_id: str
     """The ``x-request-id`` of its answer."""
     transfer_id: str = ""
-    """The newest one; both engines have it in their logs."""
+    """The newest transfer id; both engines have it in their logs."""
     trace_id: str = ""
-    """Of the client's ``traceparent``."""
+    """The trace id in the client's ``traceparent``."""
     client: str = ""
     """Name of its API key."""
     client_address: str = ""
@@ -116,20 +117,20 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     total_s: float | None = None
     """Until the end of its answer, or until now."""
     read_s: float | None = None
-    """Before its arrival: from its first byte to its last one, or to its refusal; None: it is not known."""
+    """The time before its arrival: from its first byte to its last one, or to its refusal; None: it is not known."""
     turn_s: float | None = None
-    """Between its last byte and its arrival: it waited for earlier requests of its connection, or for large bodies of
-    others. None: it did not."""
+    """The time between its last byte and its arrival, in which it waited for earlier requests of its connection, or for
+    large bodies of other requests; None: it did not wait."""
     queue_s: float | None = None
     """Until it was admitted, or turned away."""
     status: int | None = None
-    """HTTP status that the client was sent; None: it has none, or only part of an answer."""
+    """HTTP status that the client was sent; None: the client has no answer, or only a part."""
     outcome: str = ""
     """A label of ``pdcluster_router_requests_total``; empty: it has none yet."""
     error: str = ""
     """Code of the error that ended it."""
     revision: str = ""
-    """Of its engines."""
+    """The revision of its engines."""
     is_local_prefill: bool | None = None
     """True: decode computes the prompt itself; None: no engine was asked."""
     prompt_tokens: int | None = None
@@ -140,18 +141,18 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     ahead: QueueAhead | None = None
     """The requests whose turn was before its own; None: it did not wait in the queue."""
     cause: str = ""
-    """Why it failed, or what delayed it; empty: nothing did."""
+    """Why it failed, or what delayed it; empty: neither."""
     cure: str = ""
     """The thing to do about it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The ids by which it is asked for."""
+        """The ids by which a caller may ask for it."""
         return (self.request_id, self.transfer_id)
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A router's answer about one id. Empty ``requests``: it remembers none of that name."""
+    """A router's answer about one id. Empty ``requests``: the router remembers no request with this id."""
 
     requests: tuple[KeptRequest, ...] = ()
     """The newest one first: clients may use an id twice."""

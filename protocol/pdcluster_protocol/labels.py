@@ -1,7 +1,7 @@
 """The labels that the operator writes and the router reads: which PDCluster owns a child, and
 which engines may be paired.
 
-Values are at most 63 characters of ``[A-Za-z0-9._-]`` (Kubernetes), which the operator's names and hashes always are.
+Kubernetes allows values of at most 63 characters of ``[A-Za-z0-9._-]``. The operator's names and hashes always fit.
 """
 
 from __future__ import annotations

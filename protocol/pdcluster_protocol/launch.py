@@ -1,4 +1,6 @@
-"""How engines and routers are started: names and ports that operator and command line write, and the other end reads.
+"""How engines and routers are started: names and ports that a launcher writes and the started process reads.
+
+A launcher is the operator or the command line.
 
 Source of truth of ``KVTransferConfig``: vLLM 0.32 ``config/kv_transfer.py``. Needs the standard library only:
 ``pdcluster ready`` and ``pdcluster drain`` import this module, and a probe must start quickly.
@@ -13,7 +15,7 @@ from typing import Final, Literal, TypeAlias, TypedDict
 from pdcluster_protocol.labels import Role
 
 CONNECTOR: Final = "PDClusterConnector"
-"""By this name vLLM finds the connector, once its plugin has registered it."""
+"""vLLM finds the connector by this name once the connector's plugin has registered it."""
 CONNECTOR_MODULE: Final = "pdcluster_connector.vllm.connector"
 KV_ROLES: Final = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 """vLLM's word for each role."""
@@ -28,11 +30,11 @@ MOONCAKE_PORTS: Final = (15000, 29999)
 """The first and last port that Mooncake draws from. The connector sets this range unless the environment sets one."""
 
 MAX_MIN_PUSH_TOKENS: Final = 8192
-"""Upper bound of ``min_push_tokens``. By default vLLM computes no more tokens in a step on a large GPU: more of them
-are a prefill engine's work."""
+"""Upper bound of ``min_push_tokens``: the most tokens that vLLM by default computes in a step on a large GPU. More
+tokens are a prefill engine's work."""
 
 ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
-"""The environment variable with the key that vLLM wants of each caller. The router sends it."""
+"""The environment variable with the key that vLLM wants of each caller. The router sends the key."""
 
 
 class ConnectorSettings(TypedDict, total=False):

@@ -1,6 +1,6 @@
 """How router and operator write their log: one line for each event, as text or as JSON. Standard library only.
 
-A call's own template says what is a field, so call sites stay plain:
+The template of a log call says which values are fields, so call sites stay plain:
 
     logger.warning("lease not renewed lease=%s error=%s", ref, error)
 
@@ -8,7 +8,8 @@ A call's own template says what is a field, so call sites stay plain:
     json   {"ts": "2026-11-23T09:40:01.250Z", "level": "warning", "logger": "pdcluster_operator.leader",
             "event": "lease not renewed", "lease": "Lease a/b", "error": "no answer"}
 
-Each ``key=%s`` of the template is a field, and its event is what is left. Lines of libraries are events without fields.
+Each ``key=%s`` of the template is a field, and the rest of the template is the event. Lines of most libraries are
+events without fields.
 """
 
 from __future__ import annotations
@@ -74,9 +75,9 @@ class JsonLines(logging.Formatter):
 
 
 def event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """The event, which is the template without its fields and with its other values filled in; and the fields by name.
+    """The event, and the fields by name. The event is the template without its fields, with its other values filled in.
 
-    Where the values do not fit the template, the event is the whole message and there are no fields.
+    If the values do not fit the template, the event is the whole message and there are no fields.
     """
     values = record.args if isinstance(record.args, tuple) else ()
     template = str(record.msg)

@@ -1,7 +1,7 @@
 """The metaserver's answer: how prefill ended.
 
-Decode POSTs its reservation and the connection stays open until prefill has ended. A 200 with ``OK``
-is the only good news; every other status, a cut connection and a passed deadline mean failed.
+Decode POSTs its reservation and the connection stays open until prefill has ended. Only a 200 with the outcome ``ok``
+is a success. Every other answer, a cut connection and a passed deadline are failures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PrefillOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     action: Action = Action.FAIL
     attempt: CountOrNone = 0
-    """The attempt that ended well; 0: not said. Its ranks have asked for their grants by now, or never will."""
+    """The attempt that ended well; 0: not said. A rank of it that has not asked for its grant by now never will."""
 
     @property
     def is_ok(self) -> bool:

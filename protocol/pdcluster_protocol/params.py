@@ -1,10 +1,11 @@
-"""``kv_transfer_params`` on each leg of a request. The only place that spells vLLM's ``remote_*`` names.
+"""``kv_transfer_params`` on each leg of a request, with vLLM's ``remote_*`` names.
 
     router --DecodeParams--> decode --Reservation--> metaserver --Reservation--> prefill
                                   or --LocalPrefill--> metaserver, and no prefill
 
-Where vllm-ascend's layerwise connector (0.23, ``mooncake_layerwise_connector.py``) has a name for a thing, it is the
-name here. A message without our version is refused. ``vllm_ascend.py`` has the messages of vllm-ascend's own engines.
+If vllm-ascend's layerwise connector (0.23, ``mooncake_layerwise_connector.py``) has a name for a thing, this module
+uses that name. A message without our version is refused. ``vllm_ascend.py`` has the messages of vllm-ascend's own
+engines.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     transfer_id: TransferId
     attempt: AttemptNumber = Attempt(1)
     deadline_ms: Milliseconds
-    """Time that is left, when this was sent, until decode must have the KV, in ms, in [1, inf)."""
+    """Milliseconds from the sending of this message until decode must have the KV, in [1, ``MAX_MS``]."""
     token: str = ""
     """``Secret.mint`` of transfer id, attempt and ``deadline_ms``. Copied into the reservation as it is."""
     wants_receipt: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the content of this transfer shall be compared, and decode's answer shall carry a ``Receipt``. Unset is
-    no, and left out on the wire: an engine of an older release refuses a field that it does not know, so it refuses
-    only requests for proof."""
+    no, and is left out on the wire: an engine of an older release refuses unknown fields, so it refuses only requests
+    for proof."""
     version: int = PARAMS_VERSION
 
 
@@ -91,7 +92,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     remote_engine_id: EngineId
     remote_host: str
     remote_port: Port
-    """Side channel of decode's rank 0. ``remote_side_channels`` has all of them."""
+    """Side channel of decode's rank 0. ``remote_side_channels`` has that of every rank."""
     remote_block_sizes: tuple[CountOrNone, ...] = ()
     """Tokens in a block of each KV group; 0: the group holds recurrent state, one block for the request.
     Default: ``remote_block_size`` in all."""
@@ -193,7 +194,7 @@ def for_attempt(reservation: Reservation, attempt: Attempt, token: str, deadline
 
 
 def sealed(reservation: Reservation, secret: Secret) -> Reservation:
-    """The reservation with decode's seal. Prefill checks the seal: a thief of a token cannot have other blocks filled.
+    """The reservation with decode's seal. Prefill checks it, so a thief of a token cannot have other blocks filled.
 
     Costs 3 us for 8 blocks and 35 us for 2,000. The seal does not cover the fields that the router changes on the way
     (``_NOT_SEALED``); the token covers attempt and deadline.
@@ -239,7 +240,7 @@ def _said_by_decode(reservation: Reservation) -> bytes:
 _HALF_A_NAME: Final = "a name, or what is no text, has half a character: send whole text"
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _VERSION_KEY: Final = b'"version":'
-"""Behind the last array of a reservation these bytes are nothing but its key: in a text their quotes are escaped."""
+"""Behind a reservation's last array these bytes can only be its key: in a text, their quotes would be escaped."""
 _RESERVATION: Final = msgspec.json.Decoder(Reservation)
 _REPLY: Final = msgspec.json.Decoder(_PrefillReply)
 _Params = TypeVar("_Params", DecodeParams, Reservation, LocalPrefill)
@@ -300,14 +301,14 @@ def parse_call(params: object) -> DecodeCall:
 
 
 def reservation_in(call: bytes | bytearray) -> Reservation | None:
-    """The reservation in the JSON of ``call``, as ``parse_call`` reads it, at half the cost. None: ``parse_call`` has
-    to look at it, for it is a ``LocalPrefill``, or something is wrong with it. Of what is read and dropped (a key's
-    earlier value, more than three elements of an address) the numbers and the text may be broken.
+    """The reservation in the JSON of ``call``, as ``parse_call`` reads it, at half the cost. None: ``parse_call`` must
+    read ``call``, which is a ``LocalPrefill`` or has a fault. Values that are dropped (all but the last of a repeated
+    key, all behind the third of an address) may have broken numbers and text.
 
     Raises:
         ProtocolError: The reservation's fields do not fit together.
     """
-    # Decode writes it last. A side channel's address may be longer than we know it, and hold such a key, unread.
+    # Decode writes the version last. The unread rest of a side channel's address may hold such a key too.
     if call.find(_VERSION_KEY, call.rfind(b"]")) < 0:
         return None
     try:

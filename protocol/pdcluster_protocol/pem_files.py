@@ -1,7 +1,7 @@
-"""Reads PEM files, which may be replaced at any time, and words their faults. All parts use it.
+"""Helps to read PEM files, which may be replaced at any time: sees that they changed, and words their faults.
 
-All parts read certificates and keys, and most may not import each other. Standard library only: a probe that runs
-every few seconds imports this file.
+All parts read certificates and keys, and most may not import each other, so all use this file. Standard library only: a
+probe that runs every few seconds imports it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import ssl
 from typing import TypeAlias
 
 FileState: TypeAlias = tuple[int, int, int] | None
-"""Numbers that change when a file is written or replaced, also behind a link. None: it cannot be looked at."""
+"""Numbers that change when a file is written or replaced, also behind a link. None: the file cannot be looked at."""
 
 
 def state_of(path: str | os.PathLike[str]) -> FileState:
-    """The state of the file now, to compare with that of an earlier look."""
+    """The state of the file now, to compare with its state at an earlier look."""
     try:
         found = os.stat(path)  # noqa: PTH116  # a setting of the connector is text
     except OSError:
@@ -31,8 +31,8 @@ def words_of(error: OSError, unsaid: str = "OpenSSL cannot read it") -> str:
 
 
 def client_context() -> ssl.SSLContext:
-    """A client's context with TLS 1.2 and 1.3 that trusts none yet. What it will trust may be an authority between, or
-    the other end's certificate itself."""
+    """A client's context with TLS 1.2 and 1.3 that trusts no certificate yet. The caller may make it trust a root or
+    intermediate authority, or the server's own certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

@@ -62,17 +62,17 @@ class EngineRow(msgspec.Struct, frozen=True):
     healthy: bool
     circuit: str
     ejected_s: float
-    """Until it may be asked again, 0 when it may."""
+    """Until it may be asked again; 0: it may be asked."""
     running: int
     outstanding_tokens: int
     slow_start_s: float = 0.0
     """Until its slow start is over; 0: it is over."""
     ejections: int = 0
-    """How often it was ejected since the router knows it."""
+    """How often it was ejected since the router has known it."""
     last_failure: str = ""
     """Kind and reason of the last failure there; empty: none is known."""
     last_failure_s: float | None = None
-    """Since that failure."""
+    """Seconds since that failure."""
 
 
 class PoolPage(msgspec.Struct, frozen=True):

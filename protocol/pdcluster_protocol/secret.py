@@ -79,7 +79,7 @@ class Secret:
     def seal_call(self, body: bytes | bytearray) -> str:
         """The proof that a holder of the secret wrote every byte of this call to the metaserver.
 
-        The token in a reservation proves transfer and attempt; this proof is also for where the KV goes. 1.6 us for 8
+        The token in a reservation proves transfer and attempt. This proof also covers where the KV goes. 1.6 us for 8
         blocks, 20 us for 2,000 (15 KB) and 0.9 ms for 700 KB (2026-11-22, one core of a Xeon): ``python -m timeit -s
         "from hashlib import blake2b; b=bytes(700_000); k=bytes(32)" "blake2b(b, key=k, digest_size=16).hexdigest()"``.
         """
@@ -146,7 +146,7 @@ def make_secret(text: str) -> Secret:
     """The secret made from ``text``, which may have any length from ``MIN_SECRET_BYTES`` on.
 
     Raises:
-        ConfigError: The text is shorter, so that it can be guessed.
+        ConfigError: The text is shorter, so it could be guessed.
     """
     key = text.encode("utf-8", "surrogateescape")  # ``os.environ`` has bytes that are no UTF-8 as surrogates.
     if len(key) < MIN_SECRET_BYTES:
@@ -161,7 +161,7 @@ def load_secret(environ: Mapping[str, str], *, host: str) -> Secret:
     """The secret in ``PDCLUSTER_SECRET``; without one, a well-known key that is good on a loopback ``host`` only.
 
     Raises:
-        ConfigError: There is none and ``host`` can be reached from other machines, or it is too short.
+        ConfigError: The secret is too short, or there is none and other machines can reach ``host``.
     """
     if text := environ.get(SECRET_VARIABLE):
         return make_secret(text)

@@ -48,7 +48,7 @@ MAX_FRAME_BYTES: Final = 4 << 20
 MAX_HEADS: Final = 1 << 16
 """KV heads of a layer: far above any model."""
 MAX_SUMS_BYTES: Final = 1 << 20
-"""Of one list of sums, 8 bytes each: 128 layers of 1,024 heads."""
+"""Most bytes of one list of sums, each of 8 bytes: enough for 128 layers of 1,024 heads."""
 MAX_PLACES: Final = 1 << 14
 """Regions, or ranges of tokens, that may be named for a second push."""
 
@@ -58,7 +58,7 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class RegionKind(Enum):
-    """How a region's pages are filled. Sizes: *cell* is one token's KV of one head, in bytes."""
+    """How a region's pages are filled. A *cell* is one token's KV in one head."""
 
     HEADS = "heads"
     """[head][token][cell]: a rank's heads are rows, each with a page's tokens side by side."""
@@ -81,7 +81,7 @@ class StateRun(msgspec.Struct, frozen=True, array_like=True):
     units: Annotated[int, Meta(ge=1, le=MAX_HEADS)]
     """Heads, groups or channels in the whole model. With more ranks than units each unit is on several ranks."""
     offset: NumBytes
-    """Of the first row, in the page."""
+    """Bytes from the page's begin to the first row."""
     num_rows: Count
     row_stride: NumBytes
     row_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
@@ -96,7 +96,7 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     base: NumBytes
     num_blocks: Count
     page_stride: NumBytes
-    """From page to page; a block's pages lie side by side. More than ``page_bytes`` where pages are padded."""
+    """Bytes from page to page; a block's pages follow each other. More than ``page_bytes`` if pages are padded."""
     page_bytes: Annotated[int, Meta(ge=1, le=MAX_BYTES)]
     kind: RegionKind = RegionKind.HEADS
     heads: Annotated[int, Meta(ge=1, le=MAX_HEADS)] = 1
@@ -105,7 +105,7 @@ class RegionLayout(msgspec.Struct, frozen=True, array_like=True):
     """Tokens in a page (vLLM's kernel block size)."""
     pages_per_block: Count = 1
     is_linear: bool = True
-    """Whether token t of a row is its t-th cell, so that a page may be cut. Not so in vLLM's CPU kernels: they keep K
+    """Whether token t of a row is its t-th cell, so that a page may be cut. False for vLLM's CPU kernels: they keep K
     transposed over the whole page."""
     window_step: CountOrNone = 0
     """A window begins at multiples of so many tokens (1: a sliding window), and prefill may lack the tokens before it.
@@ -168,7 +168,7 @@ class Hello(_Message, frozen=True, tag="hello"):
 
 
 class Welcome(_Message, frozen=True, tag="welcome"):
-    """The decode rank's memory, and the transport session that reaches it. With ``sessions`` ``own`` it is
+    """The decode rank's memory, and the transport session that reaches it. With ``sessions: own`` the session is
     for this prefill engine alone."""
 
     engine_id: EngineId
@@ -211,7 +211,7 @@ class Unneeded(_OfAttempt, frozen=True, tag="unneeded"):
 
 
 class Denial(_OfAttempt, frozen=True, tag="denial"):
-    """No, and why. The attempt has failed for this rank."""
+    """No grant, and why. The attempt has failed for this rank."""
 
     reason: str
 
@@ -258,7 +258,7 @@ class Failed(_OfAttempt, frozen=True, tag="failed"):
 class Again(_OfAttempt, frozen=True, tag="again"):
     """Decode's content differs from what was pushed: push these tokens of these regions again, under the same grant.
 
-    Then say ``Done`` with ``num_pushes`` 2. The lease counts from now on.
+    Then say ``Done`` with ``num_pushes`` 2. The lease counts from this message on.
     """
 
     regions: Annotated[tuple[Index, ...], Meta(max_length=MAX_PLACES)]
@@ -278,8 +278,8 @@ class Revoke(_OfAttempt, frozen=True, tag="revoke"):
 class Fenced(_OfAttempt, frozen=True, tag="fenced"):
     """This rank submits no more writes for this attempt, ever.
 
-    ``is_clean``: each one that it ever submitted was acknowledged. Otherwise bytes may still be on their way, and
-    only decode can shut them out, by closing the session that they travel on.
+    ``is_clean``: every write that it submitted was acknowledged. Otherwise bytes may still be on their way, and only
+    decode can shut them out, by closing the session that they travel on.
     """
 
     is_clean: bool
@@ -299,7 +299,7 @@ _TO_PREFILL: Final[msgspec.msgpack.Decoder[ToPrefill]] = msgspec.msgpack.Decoder
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Seals and opens the frames of one connection. It refuses frames of another one, or made without the secret."""
+    """Seals and opens the frames of one connection. Refuses frames of others, and frames made without the secret."""
 
     secret: Secret
     connection: bytes
@@ -363,7 +363,7 @@ def _parse(payload: memoryview, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
 
 
 def _odd_number(payload: memoryview) -> str:
-    """The number that is out of its bounds, and its engine; empty when the fault is another one."""
+    """The number that is out of its bounds, and its engine; empty: the fault is another one."""
     try:
         said = msgspec.msgpack.decode(payload)
     except (*NO_JSON, TypeError):

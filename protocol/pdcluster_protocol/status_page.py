@@ -26,7 +26,7 @@ class StepRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RecentRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request that has ended. Its words are a client's."""
+    """A request that has ended. Its client chose some of the texts, such as ``request_id`` and ``model``."""
 
     request_id: str
     ended_s: float
@@ -44,13 +44,13 @@ class RecentRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     read_s: float | None = None
-    """Before its arrival: until its last byte had come."""
+    """From its first byte to its last one, before its arrival."""
     first_byte_s: float | None = None
     """From its arrival to decode's first byte."""
     total_s: float | None = None
     """From its arrival to the end of its answer."""
     steps: tuple[StepRow, ...] = ()
-    """From its first byte to its end: they add up to the time between."""
+    """From its first byte to its end. They add up to the time between these two."""
 
 
 class StatusPage(msgspec.Struct, frozen=True, kw_only=True):

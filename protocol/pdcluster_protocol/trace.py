@@ -1,7 +1,7 @@
 """The lines of a trace file: JSON, one for each request, push or receive that has ended.
 
-Times are seconds of CLOCK_MONOTONIC, so that files of several processes on one machine compare; null where a step did
-not happen. A reader ignores fields that it does not know.
+Times are seconds of CLOCK_MONOTONIC, so that files of several processes on one machine can be compared; null where a
+step did not happen. A reader ignores fields that it does not know.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag_field="event", tag="request
     """HTTP status that the client got; null when it left before."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of the prompt, on decode, in [0, prompt_tokens]."""
+    """Prompt tokens that decode had in its prefix cache, in [0, prompt_tokens]."""
     client: str = ""
-    """Name of the API key that the client showed; empty where none is asked for."""
+    """Name of the API key that the client showed; empty: the router asks for none."""
 
 
 class LayerTrace(msgspec.Struct, frozen=True, array_like=True):
-    """One layer of one step: when it was saved, when its write began and ended, and how much it was.
+    """One layer of one step: when it was saved, when its write began and ended, and how many bytes were written.
 
     ``write_begin`` and ``acked_at`` are 0 where that did not happen.
     """
@@ -51,7 +51,7 @@ class LayerTrace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PushTrace(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="push"):
-    """One push as one prefill rank saw it. ``ranges`` and ``writes``: before and after coalescing, all layers."""
+    """One push as one prefill rank saw it. ``ranges``: pieces of all layers. ``writes``: the writes made of them."""
 
     transfer_id: TransferId
     request_id: RequestId = RequestId("")
@@ -69,7 +69,7 @@ class PushTrace(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     writes: int
     forward_begin: float | None
     forward_end: float | None
-    """0: the push failed before the forward pass ended."""
+    """0: the push failed, or was found unneeded, before the forward pass ended."""
     layers: tuple[LayerTrace, ...]
 
 

@@ -34,13 +34,13 @@ class VerifyOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds for all of it, in [1, 120]. Default 30: a new engine's first request may compile kernels."""
 
     def pods(self, role: Role) -> frozenset[str] | None:
-        """The engine of this role is one of these pods; None: any."""
+        """The pods of which one must be the engine of this role; None: any pod."""
         named = self.prefill_pods if role is Role.PREFILL else self.decode_pods
         return None if named is None else frozenset(named)
 
 
 class VerifiedEngine(msgspec.Struct, frozen=True):
-    """One of the pair. ``name``: the router's own for it; ``pod``: empty outside of Kubernetes."""
+    """One engine of the pair. ``name``: the router's name for it. ``pod``: empty outside of Kubernetes."""
 
     name: str
     pod: str
@@ -54,7 +54,7 @@ class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prefill: VerifiedEngine
     decode: VerifiedEngine
     prompt_tokens: int
-    """Of the request, in [1, inf)."""
+    """Prompt tokens of the request, in [1, inf)."""
     pushed_tokens: int
     """Prompt tokens that decode received whole, in [1, prompt_tokens]."""
     block_tokens: int
@@ -63,7 +63,7 @@ class VerifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     transfer_protocol: str
     """The protocol by which the bytes came, as decode says: ``tcp``, ``rdma`` or ``ascend``."""
     seconds: float
-    """For all of it."""
+    """Duration of the whole verification."""
 
 
 def parse_order(body: bytes) -> VerifyOrder:

@@ -46,8 +46,8 @@ class LayerwiseReservation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_prompt_tokens(self) -> int:
-        """The fewest tokens that a group's reserved blocks hold: the prompt's, rounded up to whole blocks. Less with a
-        group of recurrent state; 0 without groups."""
+        """The fewest tokens that the reserved blocks of any group hold: at least the prompt's, in whole blocks. A group
+        of recurrent state may hold fewer. 0: there are no groups."""
         sizes = zip(self.remote_block_ids, self.remote_block_size, strict=False)  # No group, or one for each size.
         return min((len(ids) * size * self.remote_dcp_size for ids, size in sizes), default=0)
 
@@ -94,7 +94,7 @@ def _odd_number_in(body: bytes | bytearray) -> str:
 
 
 def _check(said: LayerwiseReservation) -> None:
-    """Raises: ProtocolError: Its fields do not fit together."""
+    """Raises: ProtocolError: The fields of ``said`` do not fit together."""
     name = f"decode engine {said.remote_engine_id!r}"
     if said.do_remote_prefill or not said.do_remote_decode:
         raise ProtocolError(f"{name} does not ask a prefill engine for KV: do_remote_decode must be true")

@@ -1,4 +1,4 @@
-"""One deadline per request, handed from step to step, and a clock that stands still while its process does.
+"""Turns deadlines into remaining times and back, and counts only the time in which the process runs.
 
 On the wire a deadline is the remaining time in whole milliseconds, since clocks of two machines differ; inside a
 process it is a monotonic second.
@@ -13,16 +13,16 @@ def deadline_after(remaining_ms: int, *, now: float) -> float:
 
 
 def remaining_ms(deadline: float, *, now: float) -> int:
-    """The time until ``deadline`` in ms, at least 1: a peer decides for itself that 1 ms is too late."""
+    """Whole milliseconds until ``deadline``. At least 1, also when it has passed: the peer then lets it pass itself."""
     return max(1, int((deadline - now) * 1000))
 
 
 class RunningClock:
-    """Advances with the monotonic clock, but at each reading by no more than its reader can have meant to wait.
+    """Counts running time: it follows the monotonic clock, but each reading adds no more than ``max_step_s``.
 
-    A process that was stopped (SIGSTOP, a frozen container, a suspended machine) finds every lease of its peers lapsed
-    when it resumes, though the renewals wait in its socket. So a receiver counts leases and deadlines in the time in
-    which it ran.
+    While a process is stopped (SIGSTOP, a frozen container, a suspended machine), renewals of leases wait in its
+    socket. When it resumes, all leases would have lapsed by the monotonic clock. So a receiver counts leases and
+    deadlines in running time.
     """
 
     def __init__(self, monotonic: float) -> None:
@@ -32,7 +32,7 @@ class RunningClock:
     def read(self, monotonic: float, *, max_step_s: float) -> float:
         """Running time at ``monotonic`` (seconds, never going back). Starts equal to the monotonic clock.
 
-        ``max_step_s``: what may have passed since the last reading if the process has run all the time.
+        ``max_step_s``: the longest time since the last reading if the process was not stopped.
         """
         self._running += min(monotonic - self._last, max_step_s)
         self._last = monotonic

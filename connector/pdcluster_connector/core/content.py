@@ -1,8 +1,8 @@
-"""Chooses the cells of a rank's KV that are compared with the other engine's, in terms that both engines share.
+"""Chooses the cells of a rank's KV that are compared with the other engine's. Both engines choose the same.
 
 A *cell* is the content of one token in one head of one layer. Both engines add up a number for each cell that is
-counted (``worker/content_sums.py``). Added up over prefill's ranks the sums equal decode's, whatever TP size, block
-size and order. This module finds cells by a rank's own block table, without the code that plans a push
+counted (``worker/content_sums.py``). The sums of all prefill ranks together equal decode's, whatever the TP sizes,
+block sizes and order. This module finds cells by a rank's own block table, without the code that plans a push
 (``ranges.py``): a mistake in that code must not make the sums wrong too.
 
     range of tokens   0    1    2   ...
@@ -37,13 +37,13 @@ MAX_RANGES: Final = 1024
 SAMPLED_TOKENS: Final = 16
 """Tokens in a range of a sampled comparison."""
 TOKENS_OF_A_SAMPLE: Final = 256
-"""One sample is taken for so many tokens: the cost is then the same share of each prompt's, up to ``MAX_SAMPLES``."""
+"""Prompt tokens for each sample. The cost of comparing is then in proportion to the prompt, up to ``MAX_SAMPLES``."""
 MAX_SAMPLES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """Cells of one region that sums count. ``rows``: KV heads, counted from the rank's first.
+    """The cells of one region that a rank counts in its sums. ``rows``: KV heads, counted from the rank's first.
 
     ``target``: index of the region in the decode rank. ``target_row``: the first of ``rows`` as decode counts heads.
     """
@@ -55,14 +55,15 @@ class ContentPart:
     share: Share = WHOLE
     stripe: int = 1
     run: int | None = None
-    """Index of the run, in a state whose runs are known. ``rows`` are then units of the run, of which the first is unit
-    ``first_unit`` of the whole model. The sums have one row for the whole state."""
+    """Index of the run, in a state whose runs are known. ``rows`` are then units of the run, and the first of ``rows``
+    is unit ``first_unit`` of the whole model. The sums have one row for the whole state."""
     first_unit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Where a rank keeps the cells of ascending positions: arrays of one length."""
+    """Where a rank keeps cells, in order of position. ``slots``: the tokens' places in their pages. All arrays have the
+    same length."""
 
     positions: Offsets
     pages: Offsets
@@ -97,14 +98,14 @@ class ContentPlan:
     layout: RankLayout
     range_tokens: int
     numbers: tuple[int, ...]
-    """Of the ranges that are counted, ascending: range n begins at position n * ``range_tokens``."""
+    """The numbers of all ranges that are counted, ascending. Range n begins at position n * ``range_tokens``."""
     picks: Mapping[int, tuple[int, ...]]
-    """The numbers of the ranges of each region that is counted."""
+    """For each region that is counted, by index: the numbers of its ranges."""
     is_whole: bool = True
     row_starts: Mapping[int, int] = field(default_factory=dict)
     num_rows: int = 0
     wanted: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """The numbers of the ranges of each region that decode wants, whether they are counted or not."""
+    """For each region that decode wants, by index: the numbers of its ranges, whether they are counted or not."""
 
     def spans_of(self, target: int) -> tuple[TokenSpan, ...]:
         """The positions of a region that are counted; empty: all that decode wants."""
@@ -115,20 +116,20 @@ class ContentPlan:
         return number * self.range_tokens, (number + 1) * self.range_tokens
 
     def slots_of(self, positions: Offsets) -> Offsets:
-        """For each position the index of the range that counts it. Positions between or outside of the ranges (of a
-        page that reaches beyond them) count in the last range before, or in the first."""
+        """For each position the index of the range that counts it. A page may reach beyond the ranges: a position
+        there counts in the last range before it, or in the first range."""
         found: Offsets = np.searchsorted(self.numbers, positions // self.range_tokens, side="right") - 1
         return found.clip(0)
 
     def rows_of(self) -> Iterator[tuple[int, int]]:
-        """(region of decode's, KV head of the whole model) of each row."""
+        """(index of decode's region, KV head of the whole model) of each row of the sums."""
         for index in self.picks:
             yield from ((index, head) for head in _heads_of(self.layout.regions[index], self.layout))
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The sums of a request's content on a decode rank, by their plan."""
+    """The sums of a request's content on a decode rank, and the plan that says which cells each sum counts."""
 
     plan: ContentPlan
     sums: ContentSums
@@ -136,9 +137,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The places on decode whose content may not be what was pushed: cells in one of ``regions`` and one of ``ranges``.
+    """The places on decode whose content may differ from what was pushed: the cells of ``regions`` in ``ranges``.
 
-    After a sampled comparison they are all places that were pushed: the content between the samples may be wrong too.
+    After a sampled comparison these are all places that were pushed: the content between the samples may be wrong too.
     """
 
     regions: tuple[int, ...]
@@ -161,17 +162,17 @@ def plan_content(check: ContentCheck, decode: RankLayout, spans: Spans, seed: st
 
 
 def find_mismatch(found: Found, pushed: Sequence[ContentSums]) -> Mismatch | None:
-    """Where decode's sums are not those of all its prefill ranks together; None where they are equal.
+    """The places where decode's sums differ from the total of its prefill ranks; None: there are none.
 
     Raises:
-        ValueError: Prefill has another number of sums.
+        ValueError: A prefill rank and decode have different numbers of sums.
     """
     plan, here = found.plan, found.sums
     rows = _differing(here.rows, [sums.rows for sums in pushed])
     columns = _differing(here.ranges, [sums.ranges for sums in pushed])
     if not len(rows) and not len(columns):
         return None
-    # Several faults may cancel each other by chance in one of the two. All of its places are then suspect.
+    # Several faults may cancel each other by chance in all rows, or in all ranges. All of these are then suspect.
     heads = list(plan.rows_of())
     places = [heads[row] for row in (rows if len(rows) else range(plan.num_rows))]
     numbers = [plan.numbers[column] for column in (columns if len(columns) else range(len(plan.numbers)))]
@@ -190,7 +191,7 @@ def common_spans(first: Sequence[TokenSpan], second: Sequence[TokenSpan]) -> lis
 
 
 def _differing(here: bytes, pushed: Sequence[bytes]) -> Sequence[int]:
-    """Where decode's sums differ from prefill's total (indices). Raises: ValueError: The numbers of sums differ."""
+    """Indices at which decode's sums differ from prefill's total. Raises: ValueError: The numbers of sums differ."""
     if wrong := [sums for sums in pushed if len(sums) != len(here)]:
         raise ValueError(f"prefill has {len(wrong[0]) // 8} sums of content, decode has {len(here) // 8}")
     total = np.zeros(len(here) // 8, np.uint64)
@@ -201,7 +202,7 @@ def _differing(here: bytes, pushed: Sequence[bytes]) -> Sequence[int]:
 
 
 def _where(plan: ContentPlan, places: Sequence[tuple[int, int]], numbers: Sequence[int]) -> str:
-    """The first place in words, and how much else there is."""
+    """The first place that differs, in words, and how many other ranges and regions differ."""
     (region, _), (start, stop) = places[0], plan.span_of(numbers[0])
     heads = [head for index, head in places if index == region]
     layer, others = plan.layout.regions[region].layer_name, len({index for index, _ in places}) - 1
@@ -233,8 +234,9 @@ def _numbers(spans: Sequence[TokenSpan], tokens: int) -> tuple[int, ...]:
 def _sampled(
     wanted: Mapping[int, Sequence[int]], own: Iterable[int], spans: Spans, seed: str
 ) -> dict[int, tuple[int, ...]]:
-    """The last range of the model's last region, which is written last, and ranges that ``seed`` chooses, spread over
-    the layers. ``own``: regions of the model itself; no answer depends on a draft model's."""
+    """The sampled ranges of each region: the last range of the model's last region, which is written last, and ranges
+    that ``seed`` chooses, spread over the regions. ``own``: the model's own regions, without a draft model's, on which
+    no answer depends."""
     if not wanted:
         return {}
     num_tokens = max(sum(stop - start for start, stop in of_group) for of_group in spans)
@@ -249,7 +251,7 @@ def _sampled(
 
 
 def _stride(num: int) -> int:
-    """A step of about two thirds of ``num`` that visits each of ``num`` numbers once: it has no factor in common."""
+    """A step of about two thirds of ``num`` that shares no factor with ``num``, so it visits each number once."""
     return next(step for step in range(max(1, num * 2 // 3), num + 2) if np.gcd(step, num) == 1)
 
 
@@ -264,13 +266,13 @@ def cells_of(
     table: Sequence[int],
     ranges: Sequence[TokenSpan] = (),
 ) -> Cells:
-    """Where ``region`` keeps the cells of ``spans`` that ``part`` counts; if ``ranges`` has any, only those within.
+    """Where ``region`` keeps the cells of ``spans`` that ``part`` counts. If there are ``ranges``: only cells in them.
 
-    ``table``: the request's blocks, from its first position on; of state the one block.
+    ``table``: the request's blocks from its first position on; for state, its one block.
     """
     blocks = np.asarray(table, np.int64)
     if not region.has_tokens:
-        # The rows of a state's run are few, and count as if they were tokens. A state without runs is one row.
+        # The rows of a state's run are few: each counts as if it were a token. A state without runs is one row.
         slots = np.arange(1 if part.run is None else region.runs[part.run].num_rows, dtype=np.int64)
         return Cells(slots, np.repeat(blocks[:1] * region.pages_per_block, len(slots)), slots)
     positions = _positions(part, region, spans, ranges)
@@ -282,11 +284,12 @@ def cells_of(
 def _positions(
     part: ContentPart, region: RegionLayout, spans: Sequence[TokenSpan], ranges: Sequence[TokenSpan]
 ) -> Offsets:
-    """Positions token by token, or by whole pages where a token's content is spread over its page (vLLM's CPU kernels).
+    """The positions that are counted: each token of ``spans``, or whole pages of ``spans`` where a token's content is
+    spread over its page (vLLM's CPU kernels).
 
     A draft model goes on writing guesses behind the prompt while the prompt's KV is pushed (vLLM 0.32
-    ``v1/spec_decode/llm_base_proposer.py``, ``propose``). Of such a page only the part that the prompt fills is
-    counted.
+    ``v1/spec_decode/llm_base_proposer.py``, ``propose``). So a whole page of its KV is counted only if the prompt
+    fills the page.
     """
     whole = 1 if region.is_linear else region.page_tokens
     beyond = 0 if region.is_draft else whole - 1
@@ -298,7 +301,7 @@ def _positions(
 
 
 def _merged(spans: Iterable[TokenSpan]) -> list[TokenSpan]:
-    """The same positions, each once, ascending."""
+    """``spans`` sorted, and joined where they touch or overlap."""
     found: list[TokenSpan] = []
     for start, stop in sorted(spans):
         if found and start <= found[-1][1]:
@@ -340,7 +343,7 @@ def _shared_runs(index: int, target_index: int, prefill: RankLayout, decode: Ran
 
 
 def _run(index: int, target_index: int, number: int, units: range, first: int) -> ContentPart:
-    """``first``: the first of ``units``, counted from the rank's first."""
+    """A part that has ``units`` of a run. ``first``: the first of ``units``, counted from the rank's first unit."""
     rows = range(first, first + len(units))
     return ContentPart(index, rows, target_index, run=number, first_unit=units.start)
 
@@ -354,7 +357,7 @@ def _heads_of(region: RegionLayout, rank: RankLayout) -> range:
 
 
 def _named(layout: RankLayout) -> Iterator[tuple[int, str]]:
-    """Each region with its index and a name that the other engine has too."""
+    """Each region's index, and a name for the region that is the same on both engines."""
     seen: Counter[str] = Counter()
     for index, region in enumerate(layout.regions):
         yield index, f"{region.layer_name}[{seen[region.layer_name]}] of group {region.group}"

@@ -1,13 +1,13 @@
 """Chooses the strips that prefill gathers in staging memory before they leave, and their order there.
 
-Where decode's TP is the larger one, a block of prefill has a strip for each of several decode ranks, and each strip is
-a whole block there. Neighbours on decode are no neighbours on prefill, so that each strip is a write of its own:
+If decode's TP is larger than prefill's, a block of prefill has one strip for each of several decode ranks. Each strip
+is a whole block there. Adjacent blocks of decode come from distant strips, so each strip would be a write of its own:
 
     prefill's blocks       decode rank 1's            in staging memory, as decode rank 1 has them
     7: [ s0 | s1 ]  ---->  21: [ s1 of 7 ]            [ s1 of 3 | s1 of 7 ]   one write, to 20
     3: [ s0 | s1 ]  ---->  20: [ s1 of 3 ]
 
-Decode notices no difference: the same bytes come to the same places.
+With or without gathering, the same bytes come to the same places on decode.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 MOST_STRIP_BYTES: Final = 8 << 10
-"""Copying a larger strip may cost more than the writes that it saves. ``benchmarks.strips``, 1→2 over TCP, with half
-of the writes: at 8 KiB 0.5 of the time on loopback, 1.0 at 2 Gbit/s; at 32 KiB 1.5 (decisions 0020 and 0023)."""
+"""Copying a larger strip may cost more than the writes that it saves. Times relative to no gathering, with half as many
+writes (``benchmarks.strips``, TP 1→2 over TCP): strips of 8 KiB take 0.5 on loopback and 1.0 at 2 Gbit/s, strips of
+32 KiB take 1.5 (decisions 0020 and 0023)."""
 LEAST_GAIN: Final = 2
-"""How many times fewer the writes must be. Less was measured to be no gain. In a scattered pool the factor is 1."""
+"""Least ratio of strips to writes: with a smaller one no gain was measured. In a scattered pool the ratio is 1."""
 MOST_BUFFER_BYTES: Final = 1 << 20
-"""Most bytes of one gather. Smaller buffers come back sooner. Each cut, here after 128 strips of 8 KiB, costs at most
+"""Most bytes of one gather: 128 strips of 8 KiB. Smaller buffers come back sooner. Each further buffer costs at most
 one more write."""
 
 
@@ -36,9 +37,9 @@ one more write."""
 class StripRun:
     """Strips of ``strip_bytes`` that lie side by side in one buffer, in the order of decode's blocks.
 
-    ``sources``: where each strip begins in prefill's region, in bytes: ``first_source`` plus whole ``step_bytes``.
-    ``strips``: the ranges that write these bytes straight from the blocks. ``writes``: the ranges that write them from
-    the buffer, with sources counted from its first byte.
+    ``sources``: where each strip begins in prefill's region, in bytes: ``first_source`` plus a multiple of
+    ``step_bytes``. ``strips``: the ranges that write the strips straight from the blocks. ``writes``: the ranges that
+    write the strips from the buffer, with sources counted from the buffer's first byte.
     """
 
     sources: Offsets
@@ -50,7 +51,7 @@ class StripRun:
 
     @property
     def num_bytes(self) -> int:
-        """Of the buffer."""
+        """Bytes of the buffer."""
         return len(self.sources) * self.strip_bytes
 
 
@@ -69,11 +70,11 @@ def is_small_strip(shape: CopyShape) -> bool:
 
 
 def plan_gathers(shape: CopyShape, ranges: ByteRanges, buffer_bytes: int = MOST_BUFFER_BYTES) -> tuple[StripRun, ...]:
-    """The gathers of ``ranges``, whose ``shape`` has small strips; empty: they would save too few writes.
+    """The gathers of ``ranges``, whose ``shape`` has small strips; empty: gathers would save too few writes.
 
-    ``buffer_bytes``: the most that one gather takes; at least a strip.
+    ``buffer_bytes``: the most bytes of one gather, at least a strip's.
 
-    Example: strips for decode's blocks 21, 20 and 30 are one buffer and two writes.
+    Example: strips for decode's blocks 21, 20, 31 and 30 are one buffer and two writes.
     """
     order = np.argsort(ranges.target)
     most = buffer_bytes // shape.piece_bytes
@@ -83,7 +84,7 @@ def plan_gathers(shape: CopyShape, ranges: ByteRanges, buffer_bytes: int = MOST_
 
 
 def num_writes(ranges: ByteRanges, gathers: tuple[StripRun, ...]) -> int:
-    """How many writes leave: of ``gathers``, or of ``ranges`` where nothing is gathered."""
+    """The number of writes of ``gathers``, or of ``ranges`` if nothing is gathered."""
     return sum(len(gather.writes.source) for gather in gathers) if gathers else len(ranges.source)
 
 

@@ -1,7 +1,7 @@
 """A link: all that one prefill rank writes into one decode rank, worked out alike on both ends.
 
 Regions are paired by layer name and by their order within a layer. Prefill makes byte ranges of a link; decode works
-out the number of bytes that it is owed. Regions that do not fit are refused here, before any byte, with both values.
+out the number of bytes that it is owed. Regions that do not fit are refused here, before any byte is written.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
 _RegionKey: TypeAlias = tuple[str, int, int]
-"""Layer name, number of the region in its layer, KV group."""
+"""Layer name, number of the region among its layer's regions, KV group."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionCopy:
-    """One layer's source and target: base addresses in bytes, and how each block is copied.
+    """One region's source and target: base addresses in bytes, and how each block is copied.
 
-    Each run of a state that is split anew has a copy of its own.
-    ``source_index``, ``target_index``: the region's place in prefill's layout, in decode's. ``shape``: index into
-    ``Link.shapes``. ``is_resharded``: the bytes do not come from the region itself but from staging memory; the shape's
-    source then only tells in which blocks prefill holds which tokens.
+    If a state is split anew, each of its runs has a copy of its own. ``source_index``, ``target_index``: the region's
+    index in prefill's layout and in decode's. ``shape``: index into ``Link.shapes``. ``is_resharded``: the bytes come
+    from staging memory, not from the region; the shape's source then only tells in which blocks prefill holds which
+    tokens.
     """
 
     layer_name: str
@@ -47,10 +47,10 @@ class RegionCopy:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Copies in prefill's order of regions, and the few shapes that they have.
+    """Copies in prefill's order of regions, and the few shapes of these copies.
 
     ``coverage``: the number of heads in decode's regions that this link fills; a share of a head counts as a fraction.
-    All links that fill a decode rank add up to its ``full_coverage``.
+    The coverages of all links into a decode rank add up to its ``full_coverage``.
     """
 
     copies: tuple[RegionCopy, ...]
@@ -77,11 +77,11 @@ class _Planned:
 
 
 def require_possible(rank: RankLayout, who: str) -> None:
-    """The sizes and numbers of ``rank`` can be true. A link takes time and memory by these sizes and adds them up, so
-    they are checked first.
+    """The sizes and numbers of ``rank`` are within bounds. Checked before a link is planned: planning takes time and
+    memory in proportion to them.
 
     Raises:
-        ProtocolError: They cannot. Names the numbers.
+        ProtocolError: A size or number is out of bounds. Names it.
     """
     if not (0 < rank.tp_size <= MAX_SIDE and 0 < rank.num_stages <= MAX_SIDE):
         raise ProtocolError(
@@ -101,7 +101,7 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
     """The link between two ranks; without copies where they share no byte.
 
     Raises:
-        ProtocolError: The engines do not have the same layers, or hold one differently. Names both values and the cure.
+        ProtocolError: The engines have different layers, or hold a layer differently. Names both values and the cure.
     """
     places = {key: place for place, (key, _) in enumerate(_numbered(decode.regions))}
     decode = owed_by(prefill, decode)
@@ -123,9 +123,9 @@ def plan_link(prefill: RankLayout, decode: RankLayout) -> Link:
 
 
 def plan_direct_shapes(link: Link, prefill: RankLayout, decode: RankLayout) -> dict[int, CopyShape]:
-    """For each resharded region, by its place in prefill's layout, the shape that writes it straight from its blocks.
+    """For each resharded region, by its index in prefill's layout, the shape that writes it straight from its blocks.
 
-    Each prefill rank then writes its own heads, a write for each token, and needs no other rank. All ranks together
+    With it each prefill rank writes its own heads, a write for each token, and needs no other rank. All ranks together
     write each cell once. 8 heads, TP 2 to TP 1: rank 1 writes heads 4..7 of every token.
     """
     ends = _Ends(prefill, decode)
@@ -134,10 +134,10 @@ def plan_direct_shapes(link: Link, prefill: RankLayout, decode: RankLayout) -> d
 
 
 def owed_by(prefill: RankLayout, decode: RankLayout) -> RankLayout:
-    """The decode rank with the regions that prefill must fill: without the draft model's if prefill has none.
+    """``decode`` with only those regions that prefill must fill: no region of a draft model if prefill has none.
 
-    The draft model then guesses without the prompt's KV, and vLLM checks its guesses like any others. A prefill engine
-    that speculates has a single stage (``vllm/facts.py``), so each of its ranks has the draft model's layers.
+    Decode's draft model then guesses without the prompt's KV, and vLLM checks its guesses like any others. A prefill
+    engine that speculates has a single stage (``vllm/facts.py``), so each of its ranks has the draft model's layers.
 
     Raises:
         ProtocolError: A region is the draft model's on decode and the model's own on prefill.
@@ -165,7 +165,8 @@ def _require_memory(region: RegionLayout, who: str) -> None:
 
 
 def full_coverage(decode: RankLayout) -> Fraction:
-    """The sum of ``coverage`` over all links into ``decode`` (of ``owed_by``) when each of its bytes has a writer."""
+    """The sum of the coverages of all links into ``decode`` if each of its bytes has a writer. ``decode``: as
+    ``owed_by`` returns it."""
     return Fraction(sum(_local_heads(region, decode) for region in decode.regions))
 
 
@@ -190,12 +191,11 @@ def _plan_region(source: RegionLayout, target: RegionLayout, ends: _Ends) -> Ite
 
 
 def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
-    """Prefill surely has every block of decode in which a window begins, down to the block's first token.
+    """Prefill has all tokens of the decode block in which a window begins, also those before the window.
 
-    Windows begin anywhere: with blocks of 32 tokens on decode and 16 on prefill, decode's first block may begin 16
-    tokens before the first that prefill still has. To push only the tokens that this request can read would not do:
-    vLLM gives the block to decode's prefix cache, and a later request with a shorter prompt reads it from an earlier
-    token on.
+    A sliding window may begin at any token. With blocks of 32 tokens on decode and 16 on prefill, decode's first block
+    may begin 16 tokens before the first token that prefill still has. The tokens in the window alone are not enough:
+    vLLM gives the block to decode's prefix cache, and a later request with a shorter prompt reads earlier tokens of it.
     """
     ours, theirs = source.block_tokens, target.block_tokens
     if theirs > ours and source.window_step % theirs:
@@ -207,7 +207,7 @@ def _require_whole_windows(source: RegionLayout, target: RegionLayout) -> None:
 
 
 def _plan_rows(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
-    """Rows of heads: each row holds a page's tokens side by side."""
+    """Head-major: in a page, each head's tokens lie side by side in a row."""
     push = _push_between(source, ends)
     if push is None:
         return None
@@ -306,7 +306,7 @@ def _grid(region: RegionLayout, row: int, token: int, offset: int) -> Grid:
 
 
 def _common_cell(source: RegionLayout, target: RegionLayout, ends: _Ends) -> int:
-    """Bytes of one token of one row, the same on both sides."""
+    """Bytes of one token in one head, the same on both engines."""
     ours, theirs = _cell(source, ends.prefill), _cell(target, ends.decode)
     if ours != theirs:
         _refuse(source, f"{ours} bytes a token on prefill, {theirs} on decode", "use one --kv-cache-dtype on both")
@@ -321,7 +321,7 @@ def _cell(region: RegionLayout, rank: RankLayout) -> int:
 
 
 def _unit(source: RegionLayout, target: RegionLayout) -> int:
-    """The smaller block, in tokens. Of both block sizes one divides the other, and so of both page sizes."""
+    """Tokens in the smaller block. Of the two block sizes, one divides the other; likewise of the two page sizes."""
     for ours, theirs, option in (
         (source.block_tokens, target.block_tokens, "--block-size"),
         (source.page_tokens, target.page_tokens, "kernel block size"),

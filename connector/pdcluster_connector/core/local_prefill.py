@@ -1,10 +1,11 @@
-"""Decides whether decode itself computes the missing tokens of a prompt, or a prefill engine pushes them.
+"""Decides whether decode itself computes the missing tokens of a prompt, or a prefill engine pushes their KV.
 
 A push costs a call to the router, an order, a step of a prefill engine and the writes, whatever its length. A few
-tokens cost decode less: it computes them in its next step. But they make that step longer for every stream on the
-engine, so one step takes no more such tokens than one prompt may have.
+tokens cost decode less: it computes them in its next step. But these tokens make the step longer for every stream on
+the engine, so all prompts together may add at most ``min_push_tokens`` of them to a step.
 
-    least push 64:  missing 20 -> decode; then 40 -> decode, 60 in this step; then 10 -> pushed; next step: 10 -> decode
+    min_push_tokens 64:  missing 20 -> decode; then 40 -> decode, 60 in this step; then 10 -> pushed
+                         next step: missing 10 -> decode
 """
 
 from __future__ import annotations

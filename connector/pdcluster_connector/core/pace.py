@@ -1,8 +1,8 @@
-"""How soon a lane looks again at what it waits for: often enough to see its end soon, seldom enough to cost little.
+"""Decides how soon a lane looks again whether a write or a layer has ended.
 
 Neither the transport nor a device reports that a write or a layer has ended. So the lane has to look, and each look
-costs a turn of the lane (70 us on a cold core). It looks again after half of the time that is left: a few looks find
-the end. The figure is about writes; a lane awaits layers one by one.
+costs a turn of the lane (70 us on a cold core). The lane looks again after half of the time that is left: a few looks
+find the end. The figure shows writes; a lane awaits layers one by one.
 
     in flight   200          100      50    25  12 ...  0
     looks       |-------------|-------|-----|---|-.|.|.|      the last ones a millisecond apart
@@ -16,20 +16,20 @@ from typing import Final
 _FIRST_GUESS_S: Final = 0.00002
 """Mooncake 0.3.13's time for one write over TCP, however small (21 us)."""
 SHORTEST_LOOK_S: Final = 0.001
-"""The side channel waits in whole milliseconds. Short beside a layer, long beside a turn of the lane."""
+"""The side channel waits in whole milliseconds. 1 ms is short beside a layer and long beside a turn of the lane."""
 LONGEST_LOOK_S: Final = 0.008
-"""How late the lane may see an end when a link has become faster. 8 ms: looks then cost 1 % of a core."""
+"""The most by which a lane sees an end late, when a link has become faster. Looks 8 ms apart cost 1 % of a core."""
 
 
 @dataclass(slots=True)
 class WritePace:
-    """The time of one write, as seen lately. One lane's."""
+    """The time of one write, or of one layer, as seen lately. One lane owns it."""
 
     write_s: float = _FIRST_GUESS_S
     _since: float = 0.0
 
     def began(self, *, now: float) -> None:
-        """Something is in flight again. ``now``: monotonic seconds, here and below."""
+        """A write is in flight, or a layer awaited, after none was. ``now``: monotonic seconds, here and below."""
         self._since = now
 
     def looked(self, num_ended: int, *, now: float) -> None:

@@ -1,11 +1,12 @@
-"""The prefill ranks that have said hello to one decode rank. Of each it keeps no more than is still needed.
+"""The prefill ranks that have said hello to one decode rank. This module keeps of each only what is still needed.
 
 Every lane of a prefill rank is a peer of its own, and a hello holds the layout of a whole rank (20 KB and more). So
 
 - of a refused peer only the reason is kept, and not for long;
-- peers of one prefill rank share what the rank has said;
-- a peer whose rank has said hello anew, or that was never given a session, is forgotten once it has been silent for
-  ``EARLY_S`` and no receive waits for it. A peer of a session is forgotten with the session.
+- peers of one prefill rank share the rank's hello;
+- a peer is forgotten with its session;
+- a peer without a session, or whose rank has said hello as a newer peer, is forgotten once it has been silent for
+  ``EARLY_S`` and no receive waits for it.
 
 ``now`` is running seconds everywhere.
 """
@@ -31,7 +32,7 @@ MAX_PEERS: Final = 16384
 """Peers that are remembered. With one more, the peer that was silent longest is forgotten and must say hello again."""
 
 MAX_REFUSED: Final = 1024
-"""Refused peers whose reason is kept, to be told again. With one more the oldest is forgotten: its lane has ended."""
+"""Refused peers whose reason is kept, to be told again. With one more, the oldest reason is forgotten."""
 
 _Rank: TypeAlias = tuple[BootId, int]
 """One life of one prefill rank."""
@@ -39,7 +40,10 @@ _Rank: TypeAlias = tuple[BootId, int]
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """The link of one prefill rank into this decode rank, and all ranks of its engine that must write here."""
+    """The link of one prefill rank into this decode rank, and all ranks of its engine that must write here.
+
+    ``needed``: the coverage that the links of all ``writers`` must add up to.
+    """
 
     link: Link
     needed: Fraction
@@ -48,13 +52,13 @@ class Incoming:
     """Whether the prefill rank has a draft model's KV too."""
 
     def debt(self, spans: Spans) -> Debt:
-        """Its debt for a request of ``spans``."""
+        """The prefill rank's debt for a request of which decode wants ``spans``."""
         return Debt(self.link.owed_bytes(spans), self.link.coverage, self.needed, self.writers, self.has_draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """A prefill rank's hello, and what follows from it. Shared by all peers of the rank."""
+    """A prefill rank's hello, and the link worked out from it. All peers of the rank share them."""
 
     hello: Hello
     incoming: Incoming
@@ -66,7 +70,7 @@ class Greeting:
 
 @dataclass(slots=True)
 class Peer:
-    """A connection that was welcomed. ``session``: None until its engine has one."""
+    """A connection whose hello was accepted. ``session``: None until one is open for its engine."""
 
     greeting: Greeting
     heard_at: float
@@ -84,13 +88,13 @@ class Peers:
     """The peers of one decode rank. Not thread-safe: the receiver thread owns it."""
 
     _known: dict[PeerId, Peer] = field(default_factory=dict)
-    """The one that was silent longest comes first."""
+    """The peer that was silent longest comes first."""
     _newest: dict[_Rank, PeerId] = field(default_factory=dict)
-    """The peer that speaks for each rank now."""
+    """The newest peer of each rank."""
     _refused: dict[PeerId, _RefusedRank] = field(default_factory=dict)
 
     def get(self, peer: PeerId | None) -> Peer | None:
-        """The peer, if it was welcomed and not forgotten."""
+        """The peer, if its hello was accepted and it is not forgotten."""
         return self._known.get(peer) if peer is not None else None
 
     def refusal(self, peer: PeerId) -> str:
@@ -99,8 +103,8 @@ class Peers:
         return refused.reason if refused else ""
 
     def add(self, peer: PeerId, hello: Hello, work_out: Callable[[Hello], Incoming], *, now: float) -> None:
-        """``peer`` is welcome, and speaks for its rank from now on. ``work_out`` is called when the rank
-        says something new.
+        """``peer`` is welcome, and the newest of its rank from now on. ``work_out`` is called unless the rank's last
+        peer has said the same hello.
 
         Raises: As ``work_out``; then nothing has changed.
         """
@@ -140,7 +144,7 @@ class Peers:
         return gone
 
     def prune(self, awaited: Callable[[], AbstractSet[PeerId]], *, now: float) -> None:
-        """Forget peers that no receive needs any more. ``awaited``: the peers that a receive waits for."""
+        """Forget old refusals, and idle peers for which no receive waits. ``awaited``: peers that receives wait for."""
         self._refused = {peer: refused for peer, refused in self._refused.items() if now < refused.until}
         idle = {peer for peer, known in self._known.items() if self._is_idle(peer, known, now)}
         for peer in idle - awaited() if idle else ():

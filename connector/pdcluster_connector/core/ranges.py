@@ -4,10 +4,10 @@ All offsets are relative to a region (one layer's KV memory of one rank), so the
 per step for each *shape of copy* and serve every layer of that shape: a layer only adds its two base addresses.
 
     block b of a region:  base + b * block_stride   [ page 0 | page 1 | ... ]
-    page, head-major:     [ row 0: token 0, 1, ... | row 1: ... ]     rows of a push: one run
+    page, head-major:     [ row 0: token 0, 1, ... | row 1: ... ]     the rows of a push are adjacent
 
-A *piece* is the most that lies side by side on both engines: a page's tokens of one row, or all rows of the push where
-they lie side by side.
+A *piece* is the most that lies side by side on both engines: the tokens of one row in a page, or of all rows of the
+push if pages have the same size on both engines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TokenSpan: TypeAlias = tuple[int, int]
 """Token positions [start, stop) of a prompt."""
 
 Spans: TypeAlias = tuple[tuple[TokenSpan, ...], ...]
-"""Per KV group, runs of token positions."""
+"""Spans of token positions, per KV group."""
 
 NULL_BLOCK: Final = 0
 """vLLM's block that stands for "outside the window": never read, never to be written."""
@@ -35,7 +35,8 @@ NULL_BLOCK: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where tokens and rows lie in one side's region, in bytes and tokens. ``offset``: of the push's first row."""
+    """Where tokens and rows lie in one engine's region. ``offset``: bytes from a page's start to the push's first row.
+    Strides are in bytes."""
 
     block_tokens: int
     block_stride: int
@@ -66,7 +67,7 @@ class CopyShape:
 
 @dataclass(frozen=True, slots=True)
 class GroupSlice:
-    """A span of one group and the blocks that hold it: the first one holds position ``start`` on either side.
+    """A span of one KV group and the blocks that hold it. On either engine the first block holds position ``start``.
 
     Empty when ``start == stop``.
     """
@@ -99,7 +100,7 @@ class MissingBlockError(Exception):
 
 
 def require_held(shape: CopyShape, part: GroupSlice, num_blocks: int) -> None:
-    """``part`` names a decode block for each of its tokens, and decode has each of them: ``num_blocks``, from 0 on.
+    """``part`` names a decode block for each of its tokens, and decode has these blocks. Decode has ``num_blocks``.
 
     Checked before any offset is made: a write to a block that does not exist would land outside of the KV cache, and an
     offset beyond 2^63 bytes would wrap around into a block of another request.
@@ -135,7 +136,7 @@ def plan_ranges(shape: CopyShape, part: GroupSlice) -> ByteRanges:
 
 
 def wanted_bytes(shape: CopyShape, part: GroupSlice) -> int:
-    """How many bytes of one region this push moves of ``part``, wherever it takes them from.
+    """The bytes that this push moves of one region for ``part``, be it from the region or from staging memory.
 
     Raises:
         MissingBlockError: A wanted position is in prefill's null block.
@@ -144,7 +145,7 @@ def wanted_bytes(shape: CopyShape, part: GroupSlice) -> int:
 
 
 def piece_tokens(shape: CopyShape, span: TokenSpan) -> Offsets:
-    """First position of every piece of ``span`` that is this push's share. Both engines count by this."""
+    """First position of every piece of ``span`` in this push's share. Both engines count bytes by it."""
     start, stop = span
     if shape.is_state or start >= stop:
         return np.zeros(int(start < stop), np.int64)
@@ -179,7 +180,7 @@ def blocks_at(tokens: Offsets, start: int, blocks: Sequence[int], block_tokens: 
 
 
 def _offsets(grid: Grid, blocks: Offsets, tokens: Offsets, num_rows: int) -> Offsets:
-    """Offset of every piece, rows of one position side by side."""
+    """Offset of every piece. The pieces of one position's rows follow each other."""
     inside = tokens % grid.block_tokens
     pages, token = inside // grid.page_tokens, inside % grid.page_tokens
     first = blocks * grid.block_stride + pages * grid.page_stride + token * grid.token_stride + grid.offset
@@ -191,7 +192,7 @@ def _offsets(grid: Grid, blocks: Offsets, tokens: Offsets, num_rows: int) -> Off
 def _join(source: Offsets, target: Offsets, piece_bytes: int) -> ByteRanges:
     """Pieces that follow each other on both sides become one range.
 
-    Sorted by source first: vLLM hands out the blocks that it freed last, so block tables of a used pool descend.
+    Sorted by source first: vLLM first hands out the blocks that it freed last, so block tables of a used pool descend.
     """
     order = np.argsort(source, kind="stable")
     source, target = source[order], target[order]

@@ -1,11 +1,11 @@
-"""One receive: one decode rank waiting for its part of one prompt's KV, whichever attempt brings it.
+"""One receive: one decode rank waits for its part of one prompt's KV, whichever attempt brings it.
 
 Rule 1: a request is received only when every expected prefill rank said done, for the current attempt, with
         the byte count that decode worked out from its own block table.
-        Where the content is compared, its sums here must also be those that the ranks together said. Content that
-        differs is pushed again, once, under the same grants; after that the attempt is lost.
+        If the content is compared, the sums here must also equal the total of the ranks' sums. Content that
+        differs is pushed again, once, under the same grants; if it differs again, the attempt is lost.
 Rule 2: no attempt gets a grant, and vLLM is not told of a failure, while a writer of an earlier grant could
-        still write: each is done, fenced and clean, or its session was cut.
+        still write: each must be done, or fenced and clean, or its session must be cut.
 
     WAITING --every rank done--> RECEIVED
        |  \\--failed, lease lapsed, higher attempt--> same phase, attempt lost, its writers revoked
@@ -51,7 +51,7 @@ ENDED: Final = frozenset({ReceivePhase.RECEIVED, ReceivePhase.FAILED})
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Tell one prefill rank."""
+    """Send this message to one prefill rank."""
 
     peer: PeerId
     message: ToPrefill
@@ -59,7 +59,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell vLLM, exactly once. ``reason`` is empty when the KV is here."""
+    """Tell vLLM that the receive has ended; said exactly once. ``reason`` is empty when the KV is here."""
 
     is_received: bool
     reason: str = ""
@@ -75,7 +75,7 @@ class AttemptLost:
 
 @dataclass(frozen=True, slots=True)
 class CutSession:
-    """Close this session, then call ``cut``. A writer on it cannot say that it has stopped, or the session is idle."""
+    """Close this session, then call ``cut``. A writer on it may still write, or the session is idle."""
 
     session: SessionId
     is_idle: bool = False
@@ -103,7 +103,7 @@ ReceivingCommands: TypeAlias = tuple[ReceivingCommand, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTimes:
-    """``lease_s``: how long a silent writer keeps its grant; ``quarantine_s``: how long a revoked one may take."""
+    """``lease_s``: how long a silent writer keeps its grant. ``quarantine_s``: how long a revoked one has to answer."""
 
     lease_s: float
     quarantine_s: float
@@ -126,7 +126,7 @@ class Receive:
         self.deadline = deadline
         self.reason = ""
         self.attempt = _NONE
-        """The newest attempt that asked to write, or gave up."""
+        """The newest attempt of which this rank knows: it asked to write, gave up, or its prompt is computed."""
         self.lost_attempt = _NONE
         self._times = times
         self._wants_sums = wants_sums
@@ -149,7 +149,8 @@ class Receive:
         return frozenset((*self._asking, *writing))
 
     def open(self, peer: PeerId, attempt: Attempt, sender: Sender, *, now: float) -> ReceivingCommands:
-        """A prefill rank asks to write. Each rank of one engine life that owes us bytes gets the grant, once."""
+        """A prefill rank asks to write. It gets the grant if it owes us bytes, its engine has the same boot id as the
+        attempt's other ranks, and the rank holds or awaits no grant on another connection."""
         if self.phase is ReceivePhase.RECEIVED:
             return (Reply(peer, Unneeded(self.transfer_id, attempt)),)
         if reason := self._refusal_of(peer, attempt, sender):
@@ -170,7 +171,7 @@ class Receive:
         """A granted rank says that it has written its part: none of its bytes is under way any more."""
         writer = self._writer(peer, message.attempt)
         if writer is None or writer.state not in MAY_WRITE:
-            # A repeated ``Done`` has no answer while we compare. After that the rank may let its source go.
+            # A repeated ``Done`` gets no answer while we compare. After that the rank may let its source go.
             is_kept = message.sums is None or (writer is not None and writer.keeps_source)
             return () if is_kept else (Reply(peer, Settled(self.transfer_id, message.attempt)),)
         if writer.state is not WriterState.WRITING:
@@ -185,7 +186,7 @@ class Receive:
         return self._receive_if_complete(now)
 
     def summed_up(self, attempt: Attempt, found: Found, *, now: float) -> ReceivingCommands:
-        """The content here after ``attempt``, all of whose ranks were done, has these sums."""
+        """The content here has these sums. They were taken when all ranks of ``attempt`` were done."""
         if not self._is_open or attempt != self.attempt or attempt <= self.lost_attempt:
             return ()
         try:
@@ -242,7 +243,7 @@ class Receive:
         return lost + self._go_on(now)
 
     def fail(self, reason: str, *, now: float) -> ReceivingCommands:
-        """The request cannot be received by any attempt: revoke every grant and report once that is safe."""
+        """No attempt can succeed any more: every grant is revoked. ``Report`` follows when no writer is left."""
         if not self._is_open:
             return ()
         self.phase, self.reason = ReceivePhase.STOPPING, reason
@@ -266,7 +267,7 @@ class Receive:
 
     @property
     def _is_rank_missing(self) -> bool:
-        """Whether a rank of the current attempt, or all of them, never asked to write."""
+        """Whether some rank of the current attempt has not asked to write."""
         asked = {sender.rank for sender in (*(w.sender for w in self._current()), *self._asking.values())}
         return not self._expected or asked != self._expected
 
@@ -293,7 +294,7 @@ class Receive:
         return any(other != peer for other in (*granted, *asking))
 
     def _begin(self, attempt: Attempt, now: float) -> ReceivingCommands:
-        """A newer attempt is here: ranks that hold a grant of an older one must stop."""
+        """A newer attempt is here: ranks that hold a grant of an older attempt must stop."""
         turned_away = self._turn_away(f"attempt {attempt} has begun")
         self.attempt, self._boot_id, self._expected, self._ask_by = attempt, None, frozenset(), math.inf
         return turned_away + self._revoke_all(now)
@@ -314,7 +315,7 @@ class Receive:
         if is_fenced:
             writer.state = WriterState.FENCED
         elif writer.state is WriterState.WRITING:
-            # ``Fenced`` follows by itself.
+            # The rank will send ``Fenced`` unasked.
             writer.state, writer.until = WriterState.REVOKED, now + self._times.quarantine_s
 
     def _cut_off(self, writer: Writer) -> ReceivingCommands:
@@ -365,7 +366,7 @@ class Receive:
         return tuple(Reply(peer, again) for peer in peers)
 
     def _settle_all(self) -> ReceivingCommands:
-        """Nothing more is wanted of the ranks that are done."""
+        """The ranks that are done and keep their source may let it go."""
         kept = {peer: writer for peer, writer in self._writers.items() if writer.keeps_source}
         for writer in kept.values():
             writer.state = WriterState.FENCED
@@ -379,7 +380,7 @@ class Receive:
         return [writer for writer in self._writers.values() if writer.attempt == self.attempt]
 
     def _go_on(self, now: float) -> ReceivingCommands:
-        """A writer has stopped: grant the ranks that waited for that, or report the failure that did."""
+        """A writer has stopped. If no other is left to wait for, grant the ranks that ask, or report the failure."""
         if self._is_open:
             return self._grant_if_clear(now) if self._asking else ()
         if self.phase is not ReceivePhase.STOPPING or any(w.state in MAY_WRITE for w in self._writers.values()):

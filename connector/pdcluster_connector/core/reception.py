@@ -1,8 +1,8 @@
-"""Everything one decode rank expects, and every prefill rank that talks to it.
+"""All receives of one decode rank, and all prefill ranks that talk to it.
 
-Owns the receives (``receiving.py``) and the peers that said ``Hello`` with the session of each (``peers.py``), parks an
-``Open`` that comes before its request was announced by the scheduler, and remembers ended transfers until
-their deadline so that a late ``Open`` gets its answer at once. ``now`` is running seconds everywhere.
+Owns the receives (``receiving.py``), and the peers that said ``Hello`` with their sessions (``peers.py``). Parks an
+``Open`` that comes before the scheduler has announced its request. Remembers ended transfers at least until their
+deadline, so that a late ``Open`` gets its answer at once. ``now`` is running seconds everywhere.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from pdcluster_protocol.side_channel import (
 )
 
 MAX_PARKED: Final = 4096
-"""Opens that may wait for their announcement. More than any engine runs at once; beyond it: denied."""
+"""Most opens that wait until their request is announced: more than any engine runs at once. Further ones are denied."""
 
 PRUNE_EVERY_S: Final = 5.0
-"""Seconds between two searches for transfers, peers and sessions to forget: there may be thousands, and no hurry."""
+"""Seconds between two searches for transfers, peers and sessions to forget. There may be thousands of them."""
 
 SESSION_IDLE_S: Final = 600.0
-"""How long a session is kept for a prefill engine that says nothing: its next request opens another in 1 ms."""
+"""How long a session is kept for a silent prefill engine. Another session, for its next request, takes 1 ms to open."""
 
 _STRANGER: Final = "say hello first: this decode rank does not know you (it may have restarted)"
 _CUT: Final = "this decode rank has closed your session, for it could not tell whether you still write: say hello again"
@@ -90,7 +90,7 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """Tell the operator on call that the content of this attempt differs from the content that was pushed."""
+    """Log that the content of this attempt differs from the content that was pushed."""
 
     request_id: RequestId
     attempt: Attempt
@@ -130,7 +130,7 @@ class Reception:
     """One decode rank's receives. Not thread-safe: the receiver thread owns it."""
 
     welcome: Welcome
-    """The welcome to peers; each peer's own session replaces the one in it."""
+    """The message to peers that are welcome. Each gets it with its own session in place of the one here."""
     fingerprint: KvFingerprint
     times: ReceiveTimes
     secret: Secret
@@ -169,13 +169,13 @@ class Reception:
             yield from self._opened(opened.peer, opened.message, now)
 
     def cancel(self, request_id: RequestId, reason: str, *, now: float) -> ReceptionCommands:
-        """The request shall not be received any more; ``Ended`` follows when its blocks are safe."""
+        """The request shall not be received any more. ``Ended`` follows when no writer can reach its blocks."""
         transfer = self._by_request.get(request_id)
         if transfer is not None:
             yield from self._commands(transfer, self._waiting[transfer].receive.fail(reason, now=now), now)
 
     def fail(self, transfer: TransferId, reason: str, *, now: float) -> ReceptionCommands:
-        """The transfer cannot be received by any attempt."""
+        """No attempt can complete the transfer any more."""
         if waiting := self._waiting.get(transfer):
             yield from self._commands(transfer, waiting.receive.fail(reason, now=now), now)
 
@@ -192,8 +192,8 @@ class Reception:
         if isinstance(message, Hello):
             yield self._greet(peer, message, now)
         elif isinstance(message, Failed):
-            # Also from a peer that we refused, or do not know any more since its session was cut: its request need not
-            # wait for the deadline. Its frame bears our seal.
+            # Also from a peer that we refused or have forgotten, so that its request need not wait for the deadline.
+            # The frame's seal shows that the peer holds the secret.
             yield from self._progress(peer, message, now)
         elif known is None:
             yield Reply(peer, Refusal(self._peers.refusal(peer) or _STRANGER))
@@ -372,10 +372,11 @@ class Reception:
         return Ended(expected.request_id, report)
 
     def _incoming(self, hello: Hello) -> Incoming:
-        """The link of that prefill rank into this decode rank.
+        """The link of the prefill rank that said ``hello`` into this decode rank.
 
         Raises:
-            ProtocolError: The two engines hold a layer differently, or a TP size would split a head. Names both.
+            ProtocolError: Prefill's layout is impossible, the engines hold a layer differently, or a TP size would
+                split a head. Names the engines.
         """
         theirs, ours = hello.layout, self.welcome.layout
         require_possible(theirs, f"prefill engine {hello.engine_id}")

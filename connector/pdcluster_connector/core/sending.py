@@ -1,10 +1,10 @@
-"""One push: one prefill rank writing one attempt of one transfer into one decode rank.
+"""One push: one prefill rank writes one attempt of one transfer into one decode rank.
 
 Rule 1: every state and every message of a push is decided here.
 Rule 2: a push is done only when every planned byte is acknowledged, and its source blocks are
         released only when no write can read them any more.
-Rule 3: a push whose content is compared says done with sums of its source, and keeps the source until decode has
-        compared: wrong content is pushed once more from there.
+Rule 3: a push whose content is compared says done with sums of its source. It keeps the source until decode has
+        compared, so that wrong content can be pushed once more.
 
     OPENING --grant--> WRITING --last byte acknowledged--> DONE
        |   \\           |     \\--likewise, compared--> COMPARING --settled, give_up, deadline, cut--> DONE
@@ -12,9 +12,9 @@ Rule 3: a push whose content is compared says done with sums of its source, and 
        |     +--unneeded-----------------------------------------> DONE (decode has it all)
        +-- denial, bad write, give_up, deadline, revoke --> STOPPING --no write in flight, or cut--> STOPPED
 
-A push is *clean* if every write that it submitted was acknowledged. A write that ended badly may still read our memory
-and land (measured with Mooncake 0.3.13), and so may one that does not end. Both need a *cut*, the closing of the
-session that they travel on; the source is released only after it.
+A push is *clean* if every write that it submitted was acknowledged. A write that ended badly, or that does not end, may
+still read our memory and land (measured with Mooncake 0.3.13). Such a write needs a *cut*: its session is closed, and
+only then is the source released.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RENEWALS_PER_LEASE: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Tell the decode rank."""
+    """Send this message to the decode rank."""
 
     message: ToDecode
 
@@ -120,7 +120,7 @@ class Push:
 
     @property
     def awaits_sums(self) -> bool:
-        """Whether its source is still to be summed up. The source is then needed even if no write reads it."""
+        """Whether the source is still to be summed up. It is then needed even if no write reads it."""
         return self.wants_sums and self._sums is None and self.phase in (PushPhase.OPENING, PushPhase.WRITING)
 
     def opening(self, message: Open) -> SendingCommands:
@@ -143,7 +143,7 @@ class Push:
         return self._finish_if_complete()
 
     def unneeded(self) -> SendingCommands:
-        """Decode has all of its KV from an earlier attempt: this one succeeds without a byte."""
+        """Decode has all of its KV from an earlier attempt: this push succeeds without a byte."""
         if self.phase is not PushPhase.OPENING:
             return ()
         self.phase, self.is_unneeded = PushPhase.DONE, True
@@ -172,7 +172,7 @@ class Push:
         return self.phase is PushPhase.COMPARING and self._num_pushes == 1
 
     def again(self, num_bytes: int, *, now: float) -> SendingCommands:
-        """Decode has found other content than was pushed: ``num_bytes`` of it are written once more.
+        """Decode's content differs from what was pushed: ``num_bytes`` are written once more.
 
         Our sums stay those of the first push. If the source has changed since, decode's sums will differ again.
         """
@@ -197,7 +197,8 @@ class Push:
         return *self.give_up(reason, now=now), CutLane(reason)
 
     def give_up(self, reason: str, *, now: float) -> SendingCommands:
-        """Write no more and tell decode why. Does nothing once the push is ending."""
+        """Write no more and tell decode why. A push that is compared only releases its source. Does nothing once the
+        push is ending."""
         if self.is_ended or self.phase is PushPhase.STOPPING:
             return ()
         if self.phase is PushPhase.COMPARING:
@@ -225,7 +226,7 @@ class Push:
         return commands if self.is_ended else (*commands, *self._stop())
 
     def expire(self, *, now: float) -> SendingCommands:
-        """Acts on the deadline, on a lease that is to be renewed and on a write that does not end."""
+        """Acts when the deadline has passed, when the lease is to be renewed, and when a write does not end."""
         if self.is_ended:
             return ()
         if self.phase is PushPhase.STOPPING:
@@ -237,7 +238,7 @@ class Push:
 
     @property
     def _is_quiet(self) -> bool:
-        """Whether every write of this push has ended well, so that none can read or land any more."""
+        """Whether every write of this push has ended well. None of them can then read our memory or land any more."""
         return self._in_flight == 0 and self._is_clean
 
     def _renew(self, now: float) -> SendingCommands:

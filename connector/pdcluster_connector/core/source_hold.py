@@ -1,9 +1,9 @@
-"""The lanes that still read the source blocks of each request: I1 on the prefill side.
+"""The lanes that still read the source blocks of each request, so that no block is overwritten while a lane reads it.
 
     begin(readers) --released by every reader, and finished by vLLM--> free, named once
 
-vLLM keeps the blocks of a finished request until its id is reported as sent. ``take_free`` names the ids to report:
-their blocks may be overwritten at once.
+vLLM keeps the blocks of a finished request until the request's id is reported as sent. ``take_free`` names the ids to
+report. vLLM may overwrite the blocks of these requests at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SourceHolds(Generic[R]):
         return frozenset(hold.readers) if hold else frozenset()
 
     def released(self, request_id: RequestId, reader: R) -> None:
-        """``reader`` reads the request's blocks no more. Unknown requests are over already."""
+        """``reader`` reads the request's blocks no more. Does nothing for an unknown request: it is over already."""
         if hold := self._holds.get(request_id):
             hold.readers.discard(reader)
 

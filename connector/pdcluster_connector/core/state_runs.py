@@ -1,14 +1,15 @@
 """How recurrent state (Mamba, gated delta net) goes from the ranks of one TP size to those of another.
 
-A state does not hold tokens. Several projections of a layer each leave a part in it, and TP shards each part by a count
-of its own. A *run* is such a part (``StateRun``). A *unit* is the smallest piece of a run that a rank holds whole.
+A state holds no tokens. Several projections of a layer each leave a part in it, and TP shards each part by a count of
+its own. A *run* is such a part (``StateRun``). A *unit* is the smallest piece of a run that a rank holds whole.
 
     page of a rank, gated delta net, layout SD: 3 rows of [q | k | v], then one row of the rank's heads
     page of a rank, Mamba2, layout SD:          3 rows of [x | B | C], then one row of the rank's heads
     layout DS:                                  one row each of q, k, v, then the heads
 
-Prefill writes the units that both ranks hold, row by row. B and C of a model with one group are on every rank: one of
-the prefill ranks writes them. Source of truth: vLLM 0.32 ``mamba_mixer2.py``, ``mamba_v2_sharded_weight_loader``.
+Prefill writes the units that both ranks hold, row by row. Every rank holds B and C of a model with one group: one
+prefill rank writes them to each decode rank. Source of truth: vLLM 0.32 ``mamba_mixer2.py``,
+``mamba_v2_sharded_weight_loader``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pdcluster_protocol.side_channel import RankLayout, RegionLayout, StateRun
 
 @dataclass(frozen=True, slots=True)
 class RunCopy:
-    """Rows that one rank writes into another: offsets in either page, in bytes."""
+    """Rows that one rank writes into another. Offsets and strides are bytes in the page of each rank."""
 
     source_offset: int
     source_stride: int
@@ -38,7 +39,7 @@ class RunCopy:
 
 
 def require_whole(region: RegionLayout, rank: RankLayout) -> None:
-    """The runs of ``region``, if it has any, fill its page, and ``rank`` has whole units of each.
+    """The runs of ``region``, if it has any, fill its page, and ``rank`` has whole units of each run.
 
     Raises:
         ProtocolError: The numbers do not fit. Names them.
@@ -58,7 +59,7 @@ def require_whole(region: RegionLayout, rank: RankLayout) -> None:
 
 
 def described(region: RegionLayout, rank: RankLayout) -> list[tuple[int, int, int]]:
-    """(units, bytes of a unit in a row, rows) of each run: the same on each rank of any engine of the model."""
+    """(units, bytes of a unit in a row, rows) of each run. Every rank of every engine of one model has the same."""
     return [(run.units, unit_bytes(run, rank), run.num_rows) for run in region.runs]
 
 
@@ -66,7 +67,7 @@ def units_of(run: StateRun, rank: RankLayout) -> range:
     """The units that ``rank`` holds.
 
     Raises:
-        ProtocolError: They cannot be spread over its TP size.
+        ProtocolError: The run's units cannot be spread over the TP size of ``rank``.
     """
     return _sharding(run, rank).heads_of(rank.tp_rank)
 

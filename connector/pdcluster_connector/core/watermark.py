@@ -1,8 +1,8 @@
-"""The part of a prompt that became complete at this step, for each KV group.
+"""The part of a prompt that this step completes, for each KV group.
 
-A *unit* is pushed once, whole, as soon as the last of its tokens is scheduled; the unit that the prompt's end
-leaves partly filled is complete when the prompt is. Tokens below the watermark were pushed in an earlier step, or are
-in decode's prefix cache. State (Mamba, GDN) is complete when the prompt is.
+A *unit* is pushed once, whole, in the step in which its last token is scheduled. A unit that the prompt only partly
+fills is pushed when the prompt is complete, and so is state (Mamba, GDN). Tokens below the watermark were pushed in an
+earlier step, or are in decode's prefix cache.
 
     prompt of 300 tokens, units of 128, decode has the first 128, chunks of 100:
       step 1 -> 100 computed: nothing     step 3 -> 300 computed: tokens 128..299
@@ -21,8 +21,8 @@ from pdcluster_connector.core.ranges import NULL_BLOCK, GroupSlice, TokenSpan
 class KvGroup:
     """One KV cache group of an engine.
 
-    ``block_tokens``: tokens in a block; 1 for state. ``state_every``: how vLLM places the state of a prompt in the
-    block table: that of n tokens is in block (n - 1) // state_every (mode align); 0: in the first block (mode none).
+    ``block_tokens``: tokens in a block; 1 for state. ``state_every``: where vLLM's block table has a prompt's state:
+    the state after n tokens is in block (n - 1) // state_every (mode align); 0: in the first block (mode none).
     """
 
     block_tokens: int
@@ -32,7 +32,7 @@ class KvGroup:
     """Whether a token reads only a window of the last tokens, and vLLM frees the blocks before the window."""
 
     def held_blocks(self, num_tokens: int, blocks: Sequence[int]) -> Sequence[int]:
-        """The blocks, of a request's, that hold its first ``num_tokens`` tokens, or the state after them."""
+        """The part of a request's ``blocks`` that holds its first ``num_tokens`` tokens, or the state after them."""
         if not self.is_state:
             return blocks[: num_blocks(self, num_tokens)]
         index = (num_tokens - 1) // self.state_every if self.state_every else 0
@@ -40,14 +40,14 @@ class KvGroup:
 
 
 def held_table(groups: Sequence[KvGroup], num_tokens: int, table: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """``held_blocks`` of each group: what a request's block table has of its first ``num_tokens`` tokens."""
+    """``held_blocks`` of each group, from the request's block ``table``."""
     return [group.held_blocks(num_tokens, blocks) for group, blocks in zip(groups, table, strict=True)]
 
 
 def num_kept_back(groups: Sequence[KvGroup]) -> int:
-    """How many last tokens of a prompt prefill leaves out (0 or 1), since decode computes the last one itself.
+    """How many tokens at a prompt's end prefill leaves out: 0, or 1, since decode computes the last token itself.
 
-    To compute it, decode needs the state before that token. With a window vLLM 0.32 frees the blocks that the token
+    To compute the last token, decode needs the state before it. With a window vLLM 0.32 frees the blocks that the token
     *after* the computed ones does not read. If prefill computed all P tokens, vLLM would free the block that ends at
     P - window, which token P - 1 still reads.
     """
@@ -76,7 +76,8 @@ class GroupPair:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt as both engines see it. ``cached_tokens``: those that decode has; whole units of every group."""
+    """One prompt as both engines see it. ``cached_tokens``: how many of its first tokens decode has in its prefix
+    cache; whole units of every group."""
 
     num_tokens: int
     cached_tokens: int
@@ -89,7 +90,8 @@ class Prompt:
             raise ValueError(f"{self.cached_tokens} cached tokens of a prompt of {self.num_tokens}")
 
     def next_span(self, number: int, watermark: int, computed_tokens: int) -> TokenSpan:
-        """Positions of group ``number`` to push now; the new watermark is its end. May be empty.
+        """Positions of group ``number`` to push now, perhaps none. The span's end is the new watermark. State counts as
+        one position.
 
         Recomputation after a preemption moves ``computed_tokens`` back but never the watermark.
         """
@@ -124,7 +126,7 @@ def wanted_spans(group: KvGroup, first_token: int, num_tokens: int, blocks: Sequ
 
 
 def num_blocks(group: KvGroup, num_tokens: int) -> int:
-    """Blocks that hold ``num_tokens``, the last one perhaps partly filled."""
+    """How many blocks hold ``num_tokens``. The last block may be partly filled."""
     return 1 if group.is_state else -(-num_tokens // group.block_tokens)
 
 

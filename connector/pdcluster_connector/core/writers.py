@@ -1,9 +1,9 @@
-"""The writers into one decode rank: the debt and the state of each. ``receiving.py`` decides about them.
+"""The prefill ranks that write into one decode rank: debt and state of each. ``receiving.py`` changes the state.
 
 WRITING --done--> DONE --again--> WRITING
    +--revoke--> REVOKED --fenced and clean--> FENCED
                    +--fenced but unclean, or quarantine--> CUTTING --cut--> FENCED
-DONE --nothing more is wanted of it--> FENCED
+DONE --told that it may let its source go--> FENCED
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PeerId = NewType("PeerId", bytes)
 """One prefill rank's connection to this decode rank."""
 
 SessionId = NewType("SessionId", str)
-"""The transport session that a prefill engine writes on: its own, or with ``sessions: shared`` that of all engines."""
+"""The transport session on which a prefill engine writes. With ``sessions: shared`` all engines write on one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Debt:
     """A prefill rank's debt for one request, as decode works it out.
 
     ``writers``: every rank of its engine that writes to this decode rank. ``coverage``: how many of decode's ``needed``
-    heads this rank fills; over all writers it must add up to ``needed``. ``has_draft``: a draft model's heads are among
-    them.
+    heads this rank fills; the coverages of all writers must add up to ``needed``. ``has_draft``: the heads include a
+    draft model's.
     """
 
     num_bytes: int
@@ -74,7 +74,7 @@ class Writer:
     num_pushes: int = 1
     """2 once decode has asked for a second push."""
     sums: ContentSums | None = None
-    """The sums of its pushed content, from its ``Done``. With sums it keeps its source while its state is ``DONE``."""
+    """The sums of its pushed content, from its ``Done``. With them the rank keeps its source while it is ``DONE``."""
 
     @property
     def keeps_source(self) -> bool:

@@ -1,5 +1,5 @@
-"""KV for another TP size, put together in staging memory before it leaves. This is the door: other files import the
-names below and nothing else of the wing; import-linter keeps it so.
+"""Puts KV for another TP size together in staging memory before it leaves. Files outside of this folder import only the
+names below; import-linter checks that.
 """
 
 from pdcluster_connector.reshard.feeds import ReshardItem, TokenPages, TokenShape

@@ -1,19 +1,19 @@
 """Decides which prefill rank brings together which heads of which tokens, so that decode's blocks leave in one piece.
 
 A token-major block holds ``[token][head][cell]``. With unequal TP a decode rank's bytes of one token are spread over
-several prefill ranks, or part of one rank's. The prefill ranks first exchange heads among themselves, and then
-write whole runs of tokens.
+several prefill ranks, or are only a part of one rank's. So the prefill ranks first exchange heads, and then each
+writes whole tokens.
 
     prefill rank 0  heads 0..3 of stripes 0 1 2 3        owner 0: all heads of stripes 0 2 --> decode rank 0
     prefill rank 1  heads 4..7 of stripes 0 1 2 3   ==>  owner 1: all heads of stripes 1 3 --> decode rank 0
 
-The *contributors* of a decode rank are the prefill ranks that push a head of it. Contributor ``i`` of ``n`` *owns*
-those pieces of a prompt whose stripe number (first position // ``stripe_tokens``) is ``i`` modulo ``n``: it writes
-them, and the others *supply* it with their heads. A *piece* lies side by side on both engines: the tokens of the
-smaller page.
+The *contributors* of a decode rank are the prefill ranks that push a head to it. Contributor ``i`` of ``n`` *owns*
+the pieces of a prompt whose stripe number (first position // ``stripe_tokens``) is ``i`` modulo ``n``: the owner
+writes them, and the other contributors *supply* it with their heads. A *piece* has the tokens of the smaller page,
+which lie side by side on both engines.
 
-Every rank plans from the step's metadata alone. All ranks have the same metadata, so they agree on what is sent in
-which order without a message. ``rounds.py`` turns these facts into the plan of one rank.
+Every rank plans from the step's metadata alone. All ranks have the same metadata, so all plan the same exchange
+without a message. ``rounds.py`` turns these facts into the plan of one rank.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pdcluster_protocol.ids import RequestId
 
 @dataclass(frozen=True, slots=True)
 class TokenPages:
-    """Where the tokens of one rank's region lie, in bytes and tokens. Strides may be padded."""
+    """Where the tokens of one rank's region lie, in bytes and tokens. Strides may include padding."""
 
     page_tokens: int
     pages_per_block: int
     token_bytes: int
-    """Of all heads of the rank."""
+    """Bytes of one token in all heads of the rank."""
     page_stride: int
     block_stride: int
 
@@ -47,7 +47,7 @@ class TokenPages:
         return self.page_tokens * self.pages_per_block
 
     def offsets(self, blocks: Offsets, tokens: Offsets) -> Offsets:
-        """For each pair of block and token position: where the token begins, in bytes from the region's start."""
+        """For each block and the token position in it: where the token begins, in bytes from the region's start."""
         inside = tokens % self.block_tokens
         page, token = np.divmod(inside, self.page_tokens)
         offsets: Offsets = blocks * self.block_stride + page * self.page_stride + token * self.token_bytes
@@ -71,9 +71,9 @@ class TokenShape:
 class ReshardItem:
     """The tokens of one request in one KV group that this step completes. Part of the metadata that all ranks have.
 
-    Positions ``[start, stop)``; ``stop`` is rounded up to a whole unit (the smaller block). The first block of either
-    table holds ``start``. ``piece_tokens``: the smaller of the two engines' pages. Tokens in decode's null block are
-    left out.
+    Positions ``[start, stop)``; readers round ``stop`` up to a whole unit (the smaller block). The first block of
+    either table holds ``start``. ``piece_tokens``: tokens in the smaller of the two engines' pages. Tokens in decode's
+    null block are left out.
     """
 
     request_id: RequestId
@@ -115,7 +115,7 @@ class ReshardItem:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """A run of heads (numbers of the whole model) that ``rank`` brings to an owner."""
+    """Adjacent heads (numbers of the whole model) that ``rank`` brings to an owner."""
 
     rank: int
     heads: range
@@ -123,9 +123,9 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """How one decode rank is fed: its heads, its contributors in order, and who supplies each of them.
+    """How one decode rank gets its heads: the owners in order, and for each owner the ranks that supply it.
 
-    ``supplies[i]`` covers ``heads`` once. An owner supplies the heads that it holds to itself.
+    ``supplies[i]``, for ``owners[i]``, covers ``heads`` once. An owner supplies itself with the heads that it holds.
     """
 
     decode_rank: int
@@ -135,7 +135,7 @@ class Feed:
 
 
 def is_resharded(prefill_tp: int, decode_tp: int, kv_heads: int) -> bool:
-    """Whether ranks of the two engines hold different runs of heads; else blocks move as they are."""
+    """Whether ranks of the two engines hold different numbers of heads; if not, blocks move as they are."""
     return min(prefill_tp, kv_heads) != min(decode_tp, kv_heads)
 
 
@@ -143,7 +143,8 @@ def is_resharded(prefill_tp: int, decode_tp: int, kv_heads: int) -> bool:
 def plan_feeds(prefill_tp: int, decode_tp: int, kv_heads: int) -> tuple[Feed, ...]:
     """The feed of every decode rank, in order of rank.
 
-    8 heads, TP 2 to TP 1: decode rank 0 has owners 0 and 1; rank 1 supplies heads 4..7 to rank 0 and gets heads 0..3.
+    8 heads, TP 2 to TP 1: decode rank 0 has owners 0 and 1. Owner 1 supplies owner 0 with heads 4..7 of the pieces of
+    owner 0, and gets heads 0..3 of its own pieces.
 
     Raises:
         ValueError: The heads cannot be spread over one of the TP sizes.
@@ -162,7 +163,7 @@ def _feed(prefill: Sharding, decode: Sharding, decode_rank: int, owners: Sequenc
 
 
 def _supplies(prefill: Sharding, heads: range, owners: Sequence[int], turn: int) -> tuple[Supply, ...]:
-    """The ranks that bring ``heads`` to owner number ``turn``. Where a head has several holders, owners take turns."""
+    """The ranks that bring ``heads`` to owner number ``turn``. If several hold a head, each serves some owners."""
 
     def supplier(head: int) -> int:
         holders = [rank for rank in owners if rank in prefill.holders_of(head)]

@@ -1,16 +1,16 @@
-"""The resharder: one thread of a prefill rank that turns its heads of each finished layer into decode's own blocks.
+"""The resharder: one thread of a prefill rank that puts the KV of each finished layer together as decode's blocks.
 
     forward thread --begin_step, layer_saved, end_step--> inbox --> resharder thread <--all-to-all--> the other ranks
                                                                         |
     lane threads   --release(ticket)--> staging memory          on_outcome(Resharded | ReshardFailed | StepRead)
 
-Every rank of the prefill TP group has one, and gives it the same steps, items and layers in the same order; so the
-collectives of all ranks are the same in number, order and size. A rank takes part even for requests that it has given
-up. Three things may hold this thread, each for a bounded time: the layer's device event, the other ranks, space.
+Every rank of the prefill TP group has a resharder, and gives it the same steps, items and layers in the same order. So
+the collectives of all ranks are the same in number, order and size. A rank takes part even for requests that it has
+given up. The thread waits for three things, each for a bounded time: the layer's device event, the other ranks, space.
 
-    space not in time     this rank's parts of that layer are reported failed; it still serves the others
-    a rank dies, is late, or the device does not end     the resharder is broken for good, with one reason: the group is
-                          closed, so that the others do not wait, and every later order is reported failed at once
+    no space in time      this rank's parts of that layer are reported failed; it still serves the other ranks
+    a rank dies or is late, or the device does not finish     the resharder is broken for good, with one reason: it
+                          closes the group, so that the other ranks do not wait, and reports every later order failed
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pdcluster_connector.reshard.tensors import Indices, Regrouping, Scratch, To
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.reshard")
 _POLL_S: Final = 0.0002
-"""How often a device event is looked at."""
+"""Seconds between two looks at a device event."""
 _JOIN_S: Final = 1.0
 
 GroupItems: TypeAlias = Mapping[int, Sequence[ReshardItem]]
@@ -45,9 +45,9 @@ GroupItems: TypeAlias = Mapping[int, Sequence[ReshardItem]]
 class Resharded:
     """Parts of one region of one step lie in staging, ready to be written.
 
-    A part's bytes begin at ``offset + part.offset`` of the staging memory; ``part.item`` counts the items of the
-    region's group. Release ``ticket`` once for each part, when nothing reads the part any more. A region of which this
-    rank owns nothing is reported too, without parts.
+    A part's bytes begin at ``offset + part.offset`` of the staging memory. ``part.item`` is an index into the step's
+    items of the region's group. Release ``ticket`` once for each part, when nothing reads the part any more. A region
+    of which this rank owns nothing is reported too, without parts.
     """
 
     step: int
@@ -59,7 +59,7 @@ class Resharded:
 
 @dataclass(frozen=True, slots=True)
 class ReshardFailed:
-    """The rest of these regions of the step will not come to this rank."""
+    """No further part of these regions of the step will come to this rank."""
 
     step: int
     regions: tuple[int, ...]
@@ -68,7 +68,7 @@ class ReshardFailed:
 
 @dataclass(frozen=True, slots=True)
 class StepRead:
-    """Neither our resharder nor another rank's reads the KV of this step's items any more; said after failures too."""
+    """No rank's resharder reads our KV of this step's items any more. Said after failures too."""
 
     step: int
 
@@ -92,13 +92,13 @@ class ResharderContext:
 
     @property
     def staging_bytes(self) -> int:
-        """The most that one round stages: two rounds fit, one being written while the other is filled."""
+        """The most bytes that one round stages. Two rounds fit: one is written while the other is filled."""
         return self.staging.num_bytes // 128 * 64
 
 
 @dataclass(slots=True)
 class _PlannedStep:
-    """The step whose layers come now, and its plans: one for each shape of layer."""
+    """The step whose layers come now, and its plans: one for each KV group and shape of layer."""
 
     number: int
     items: GroupItems
@@ -119,7 +119,7 @@ class _EndedStep:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One round of one layer. ``may_stage``: every earlier round of the layer has got space."""
+    """One round of one layer. ``may_stage``: every earlier round of the layer found space."""
 
     step: int
     regions: tuple[int, ...]
@@ -127,7 +127,7 @@ class _Turn:
 
 
 class Resharder:
-    """The forward thread gives orders, any thread releases; ``on_outcome`` is called by the resharder's thread."""
+    """The forward thread gives orders, and any thread releases. The resharder's thread calls ``on_outcome``."""
 
     def __init__(
         self, context: ResharderContext, group: dist.ProcessGroup | None, on_outcome: Callable[[ReshardOutcome], object]
@@ -140,7 +140,7 @@ class Resharder:
         self._is_closing = False
         self._group = group
         self._group_lock = threading.Lock()
-        """Guards ``_group``: ``close`` and the resharder's thread both leave it, and only the first one does so."""
+        """Guards ``_group``: ``close`` and the resharder's thread may both leave the group. Only the first one does."""
         self._number = 0
         self._step = _PlannedStep(0, {})
         self._stream: Stream = NoStream()
@@ -159,7 +159,7 @@ class Resharder:
         self._inbox.put(_PlannedStep(step, items))
 
     def layer_saved(self, regions: Sequence[int], event: DeviceEvent) -> None:
-        """These regions of one layer are final for this step once ``event`` is. Forward thread: never waits."""
+        """Once ``event`` is complete, these regions of one layer are final for this step. Forward thread; no wait."""
         self._inbox.put(_SavedRegions(self._number, tuple(regions), event))
 
     def end_step(self) -> None:
@@ -167,7 +167,7 @@ class Resharder:
         self._inbox.put(_EndedStep(self._number))
 
     def fence(self) -> threading.Event:
-        """Set when the KV of all orders given so far is read no more, by us or by the ranks that we exchange with.
+        """An event that is set when no rank's resharder reads our KV of the orders so far any more.
 
         Forward thread, before blocks are overwritten: never waits itself.
         """
@@ -176,17 +176,17 @@ class Resharder:
         return reached
 
     def release(self, ticket: Ticket) -> None:
-        """One part of the buffer is read no more. Any thread.
+        """Nothing reads one part of the buffer any more. Any thread.
 
         Raises:
-            KeyError: More often than the buffer has parts.
+            KeyError: It is released more often than it has parts.
         """
         self._context.staging.release(ticket)
 
     def close(self, timeout_s: float) -> bool:
         """Ends thread and group. Orders that are not done are reported failed. Waits ``timeout_s`` + 1 s at most.
 
-        False: the thread still waits for another rank or the device, and may still read the KV cache.
+        Returns False if the thread still waits for another rank or the device, and may still read the KV cache.
         """
         self._is_closing = True
         self._inbox.put(None)
@@ -244,7 +244,7 @@ class Resharder:
             self._on_outcome(ReshardFailed(order.step, regions, reason))
 
     def _reshard(self, order: _SavedRegions, group: int, regions: tuple[int, ...]) -> str:
-        """Runs every round of the layer. Returns why our parts will not come; empty: they have come."""
+        """Runs every round of the layer. Returns why some of our parts will not come; empty: all have come."""
         planned = self._plan(group, regions)
         if isinstance(planned, str):
             return planned
@@ -253,7 +253,7 @@ class Resharder:
         reason = ""
         for planned_round in rounds:
             turn = _Turn(order.step, regions, may_stage=not reason)
-            # We run rounds without space too: the other ranks wait for what we send.
+            # We run a round even if we have no space: the other ranks wait for our heads.
             reason = self._run(turn, planned_round, indices) or reason
         if not rounds:
             for region in regions:
@@ -261,7 +261,7 @@ class Resharder:
         return reason
 
     def _plan(self, group: int, regions: tuple[int, ...]) -> tuple[tuple[Round, ...], Indices] | str:
-        """The layer's rounds, made once for each shape of layer; or why there are none. The same on every rank."""
+        """The layer's rounds, or why there are none. Planned once for each shape of layer, alike on every rank."""
         shapes = tuple(self._context.regions[index].shape for index in regions)
         plans = self._step.plans
         if (group, shapes) not in plans:
@@ -273,7 +273,8 @@ class Resharder:
         return plans[group, shapes]
 
     def _run(self, turn: _Turn, planned: Round, indices: Indices) -> str:
-        """Runs one round. Returns why our parts of it did not get into staging; empty: they did, or there are none."""
+        """Runs one round. Returns why our parts are not in staging memory; empty: they are, or there are none, or this
+        turn may not stage."""
         regions = [self._context.regions[index] for index in turn.regions]
         regrouping = Regrouping(planned, regions, indices, self._scratch)
         if planned.travels:

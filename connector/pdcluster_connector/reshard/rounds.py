@@ -1,12 +1,12 @@
 """The plan of one round: what one prefill rank gathers, sends, receives and places for one layer of one step.
 
-All requests of the step and all decode ranks go in one all-to-all. Each rank's half is a ``RegionRound`` for each
-region of the layer; bytes for one peer lie side by side, and both ends go through them in the same order:
+One all-to-all serves all requests of the step and all decode ranks. Each rank's half of it is a ``RegionRound`` for
+each region of the layer. Bytes for one peer lie side by side, and both ends go through them in the same order:
 
-    regions in order > families of items in order > decode ranks > owners > runs of heads > pieces of items in order
+    regions in order > families of items in order > decode ranks > owners > supplies of heads > pieces in order
 
-A *family* is the items with one decode TP size and one size of piece. If the layer's bytes are more than the staging
-buffer holds, the pieces are cut into *rounds* that fit. All ranks cut alike, from the metadata.
+A *family* is all items with the same decode TP size and the same size of a piece. If a layer has more bytes than the
+staging buffer holds, its pieces are cut into *rounds* that fit. All ranks cut alike, from the metadata.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pdcluster_connector.reshard.feeds import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Pieces of one owner, in order: which item, first position, and byte offset in the prefill rank's region."""
+    """Pieces of one owner, in order: the item and first position of each, and its byte offset in our own region."""
 
     items: Offsets
     tokens: Offsets
@@ -41,7 +41,8 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class StagingPlace:
-    """Staging for one decode rank's pieces: ``[piece][token][decode's heads][cell]`` from ``offset`` bytes on.
+    """A place in staging memory for one decode rank's pieces: ``[piece][token][decode's heads][cell]`` from ``offset``
+    bytes on.
 
     ``heads``: the heads to fill, counted from decode's first.
     """
@@ -55,7 +56,7 @@ class StagingPlace:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """``heads`` (counted from our first) of ``pieces`` go to ``peer``, ``offset`` bytes after its first byte."""
+    """``heads`` (counted from our first) of ``pieces`` go to ``peer``, from byte ``offset`` of its bytes on."""
 
     peer: int
     offset: int
@@ -65,7 +66,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Bytes of ``peer``, ``offset`` after its first one, fill ``place``."""
+    """The bytes that ``peer`` sends, from byte ``offset`` on, fill ``place``."""
 
     peer: int
     offset: int
@@ -83,7 +84,7 @@ class LocalCopy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagedPart:
-    """Our part of one item for one decode rank: pieces of ``piece_bytes``, side by side from ``offset`` on."""
+    """Our part of one item for one decode rank: pieces of ``piece_bytes``, side by side from byte ``offset`` on."""
 
     item: int
     decode_rank: int
@@ -93,13 +94,13 @@ class StagedPart:
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
+        """Bytes of the whole part."""
         return len(self.tokens) * self.piece_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RegionRound:
-    """Our half for one region. ``sends`` and ``receives``: bytes for and from each rank."""
+    """Our half of a round for one region. ``sends`` and ``receives``: bytes to and from each rank."""
 
     gathers: tuple[Gather, ...]
     landings: tuple[Landing, ...]
@@ -120,7 +121,7 @@ class Round:
 
     @property
     def travels(self) -> bool:
-        """Whether the ranks must meet; all of them answer alike."""
+        """Whether the round needs the all-to-all. All ranks have the same answer."""
         return any(region.travels for region in self.regions)
 
     @property
@@ -130,7 +131,7 @@ class Round:
 
     @property
     def num_parts(self) -> int:
-        """How many parts must be written before the round's buffer is free again."""
+        """How many parts must be released before the round's buffer is free again."""
         return sum(len(region.parts) for region in self.regions)
 
 
@@ -150,7 +151,7 @@ def plan_rounds(
     ``staging_bytes`` bounds what any rank stages in one round; it must be the same on every rank.
 
     Raises:
-        ValueError: An item does not fit its blocks, or one piece does not fit staging memory. Alike on every rank.
+        ValueError: An item does not fit its blocks, or one piece does not fit staging memory. Every rank raises alike.
     """
     _require_pieces(shapes, items)
     table = _PieceTable.of(items, shapes[0].pages.block_tokens)
@@ -160,10 +161,10 @@ def plan_rounds(
 
 
 def write_rows(part: StagedPart, item: ReshardItem, decode: TokenPages) -> ByteRanges:
-    """The fewest ranges that write ``part``: pieces adjacent on both sides are one.
+    """The fewest ranges that write ``part``: pieces that are adjacent on decode too become one range.
 
     A source is relative to the buffer of the part's region, a target to decode's region. If decode's pages are not
-    padded, there is one range for each block, or fewer.
+    padded, a block of decode that the part fills takes one range at most.
     """
     target = decode.offsets(decode.blocks_at(part.tokens, item.start, item.decode_blocks), part.tokens)
     starts = np.flatnonzero(np.diff(target, prepend=-part.piece_bytes - 1) != part.piece_bytes)
@@ -203,7 +204,8 @@ def _require_pieces(shapes: Sequence[TokenShape], items: Sequence[ReshardItem]) 
 
 
 def _families(items: Sequence[ReshardItem]) -> dict[tuple[int, int], list[int]]:
-    """(decode TP size, tokens of a piece) to the numbers of the items of that family, in order of their first items."""
+    """(decode TP size, tokens of a piece) to the numbers of that family's items. The families are in order of their
+    first items."""
     families: dict[tuple[int, int], list[int]] = {}
     for number, item in enumerate(items):
         families.setdefault((item.decode_tp_size, item.piece_tokens), []).append(number)
@@ -232,7 +234,7 @@ def _owned_bytes(
 
 
 def _bytes_by_turn(prefill_tp: int, feeds: Sequence[Feed]) -> list[Offsets]:
-    """Heads that each rank stages of a stripe, ``[stripe modulo n, rank]``, one array for each number of owners n."""
+    """For each number of owners n an array ``[stripe modulo n, rank]``: how many heads of a stripe a rank stages."""
     by_count: dict[int, Offsets] = {}
     for feed in feeds:
         count = len(feed.owners)
@@ -243,7 +245,7 @@ def _bytes_by_turn(prefill_tp: int, feeds: Sequence[Feed]) -> list[Offsets]:
 
 
 def _cut(owned: Offsets, staging_bytes: int) -> Iterator[tuple[int, int]]:
-    """The longest runs [first, last) of pieces of which no rank stages more than ``staging_bytes``.
+    """The pieces cut into the longest spans [first, last) of which no rank stages more than ``staging_bytes``.
 
     Raises:
         ValueError: One piece has more bytes.

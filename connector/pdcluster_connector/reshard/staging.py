@@ -1,7 +1,7 @@
-"""Staging memory: where resharded KV waits for its writes. Registered with the transport once, at engine start.
+"""Staging memory: where gathered or resharded KV waits for its writes. Registered with the transport at engine start.
 
-Buffers are handed out to the resharder's thread and come back from any thread, part by part. When all is taken the
-resharder waits here; the forward pass never does. Spans are taken first fit, so they may come back in any order.
+The resharder's thread or the lanes take buffers, and any thread gives them back, part by part. If all memory is taken,
+the resharder waits here; lanes and the forward pass never do. Spans are taken first fit and come back in any order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SpanPool:
 
 
 _LOOK_EVERY_S = 0.05
-"""How soon a wait for space sees that the resharder is closing."""
+"""Longest time until a wait for space sees that the resharder is closing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Ticket:
 
 
 class StagingBuffer:
-    """One part's place in staging memory, given back when each of its ``holders`` has let go of it."""
+    """One part's place in staging memory. It is given back when each of its ``holders`` has released it."""
 
     def __init__(self, give_back: Callable[[], None], holders: int = 1) -> None:
         self._give_back = give_back
@@ -81,7 +81,7 @@ class StagingBuffer:
         self._holders_lock = threading.Lock()
 
     def release(self) -> None:
-        """One holder does not read the buffer any more. Once for each holder; any thread."""
+        """One holder does not read the buffer any more. Called once for each holder, by any thread."""
         with self._holders_lock:
             self._holders -= 1
             is_free = self._holders == 0
@@ -107,7 +107,7 @@ class StagingMemory:
         self._shares: dict[Ticket, int] = {}
         self._changed = threading.Condition()
         self.is_wanted = False
-        """Whether the resharder waits for space. Any thread may look."""
+        """Whether the resharder waits for space. Any thread may read it."""
 
     @property
     def address(self) -> int:
@@ -126,9 +126,8 @@ class StagingMemory:
             return self._pool.is_idle
 
     def take(self, num_bytes: int, shares: int, *, deadline: float, is_closing: Callable[[], bool]) -> Ticket | None:
-        """A buffer that comes back after ``shares`` releases; None: none is free by ``deadline``, or ``is_closing``.
-
-        Waits. Resharder thread only.
+        """A buffer that is free again after ``shares`` releases; None: none was free by ``deadline`` (monotonic
+        seconds), or ``is_closing``. Waits. Resharder thread only.
         """
         with self._changed:
             while (offset := self._pool.take(num_bytes)) is None:
@@ -141,7 +140,7 @@ class StagingMemory:
             return self._hand_out(offset, num_bytes, shares)
 
     def take_now(self, num_bytes: int) -> Ticket | None:
-        """A buffer that comes back after one release; None: none is free now. Any thread; never waits."""
+        """A buffer that is free again after one release; None: none is free now. Any thread; never waits."""
         with self._changed:
             offset = self._pool.take(num_bytes)
             return None if offset is None else self._hand_out(offset, num_bytes, 1)

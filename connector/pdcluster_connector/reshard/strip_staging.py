@@ -2,9 +2,9 @@
 
     lane thread --begin(region, gather)--> buffer, copy on the lane's own stream --event--> writes --release--> buffer
 
-A lane copies only after the layer's device event, and writes only after the copy's. A buffer comes back when nothing
-reads it any more *and* its copy is over: the copy of a push that has stopped may still be under way, and would spoil
-the next strips in the buffer.
+A lane copies only after the layer's device event is complete, and writes only after the copy's event is. A buffer comes
+back when nothing reads it any more *and* its copy is over: when a push stops, its copy may still be under way, and
+would spoil the next strips in the buffer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORDS: Final = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 @dataclass(frozen=True, slots=True)
 class GatheredStrips:
-    """Strips that lie from ``address`` on once ``copied`` is complete. ``buffer``: to be released once."""
+    """Strips that lie from ``address`` on once ``copied`` is complete. The holder releases ``buffer`` once."""
 
     address: int
     copied: DeviceEvent
@@ -49,17 +49,18 @@ class StripStaging:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every buffer has come back. A thread that has entered the device."""
+        """Whether every buffer has come back. For a thread that has entered the device."""
         self._sweep()
         return self.memory.is_idle
 
     def take(self, num_bytes: int) -> Ticket | None:
-        """A buffer; None: none is free now. A thread that has entered the device; never waits."""
+        """A buffer; None: none is free now. For a thread that has entered the device; never waits."""
         self._sweep()
         return self.memory.take_now(num_bytes)
 
     def give_back(self, ticket: Ticket, copied: DeviceEvent) -> None:
-        """Nothing reads the buffer any more. It is free once ``copied`` is. A thread that has entered the device."""
+        """Nothing reads the buffer any more. It is free once ``copied`` is complete. For a thread that has entered the
+        device."""
         with self._lock:
             self._under_way.append((ticket, copied))
         self._sweep()
@@ -74,7 +75,7 @@ class StripStaging:
     def _is_over(self, copied: DeviceEvent) -> bool:
         try:
             return self.device.is_done(copied)
-        except RuntimeError:  # A broken device may still do anything. The lanes learn of it by its faults.
+        except RuntimeError:  # A broken device may still write. The lanes learn of the fault from ``num_faults``.
             return False
 
 
@@ -85,7 +86,7 @@ class StripGatherer:
         self._staging = staging
         self._stream: Stream | None = None
         self._rows: WeakKeyDictionary[StripRun, torch.Tensor] = WeakKeyDictionary()
-        """For each gather, where its strips lie. One gather of a step serves every layer."""
+        """For each gather, the rows of its strips in ``strips_of``. One gather of a step serves every layer."""
 
     def begin(self, region: int, gather: StripRun) -> GatheredStrips | None:
         """The strips of ``gather`` in ``region`` (index) are being copied; None: there is no space.
@@ -98,7 +99,7 @@ class StripGatherer:
         ticket = self._staging.take(gather.num_bytes)
         if ticket is None:
             return None
-        # An error from here on is the device's, which may still write: then the buffer never comes back.
+        # After an error from here on the device may still write into the buffer, so the buffer never comes back.
         copied = self._copy(self._stream, region, gather, rows, ticket)
         release = partial(self._staging.give_back, ticket, copied)
         return GatheredStrips(self._staging.memory.address + ticket.offset, copied, StagingBuffer(release))
@@ -118,14 +119,14 @@ class StripGatherer:
 
 
 def bytes_from(view: torch.Tensor, base: int, num_bytes: int) -> torch.Tensor:
-    """uint8 [num_bytes]: the memory from address ``base`` on. ``view`` (uint8, strided) lies in the same storage."""
+    """uint8 [num_bytes]: the memory from address ``base`` on, in the storage of ``view`` (uint8, strided)."""
     return view.as_strided((num_bytes,), (1,), view.storage_offset() + base - view.data_ptr())
 
 
 def strips_of(data: torch.Tensor, gather: StripRun) -> torch.Tensor:
-    """Words [step, words of a strip]: row ``k`` is the strip that begins ``k`` steps after the first; rows overlap.
+    """Words [step, words of a strip]: row ``k`` is the strip that begins ``k`` steps after the first; rows may overlap.
 
-    ``data``: uint8 [bytes of the region]. The words are the widest in which strips begin and end.
+    ``data``: uint8 [bytes of the region]. The words are the widest of which all strips are made.
     """
     begin, size, step = gather.first_source, gather.strip_bytes, gather.step_bytes
     word = math.gcd(8, size, step, data.data_ptr() + begin, data.storage_offset() + begin)

@@ -1,7 +1,7 @@
 """One round on tensors: gather from the KV cache, all-to-all inside the prefill TP group, place in staging.
 
-Only whole pieces are gathered from the cache (``index_select`` over its first dimension), and heads are cut out of the
-small result: Ascend would copy a whole cache to make a cut of it contiguous.
+Only whole pieces are gathered from the cache (``index_select`` over its first dimension). Heads are then cut out of the
+small result: if they were cut out of the cache, Ascend would copy the whole cache to make the cut contiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pdcluster_connector.reshard.rounds import Gather, Pieces, RegionRound, Roun
 from pdcluster_protocol.errors import ConfigError
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-"""Bytes move as the widest words that divide everything: kernels move elements."""
+"""The word of each size in bytes. Kernels move elements, so bytes move as the widest words that fit all sizes and
+offsets."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,12 +35,12 @@ class TokenRegion:
 
     @property
     def num_heads(self) -> int:
-        """Of this rank."""
+        """KV heads of this rank."""
         return self.shape.pages.token_bytes // self.shape.cell_bytes
 
     @property
     def word_bytes(self) -> int:
-        """The widest word in which every piece begins and every cell ends."""
+        """Bytes of the widest word (8 at most) that divides a cell, the strides and the region's address."""
         pages = self.shape.pages
         sizes = (self.shape.cell_bytes, pages.page_stride, pages.block_stride, self.data.data_ptr(), 8)
         return math.gcd(*sizes)
@@ -53,10 +54,8 @@ class TokenRegion:
         return math.gcd(*steps)
 
     def pieces(self, piece_tokens: int, word_bytes: int) -> torch.Tensor:
-        """Words [step, token, head, cell]: row ``k`` is the piece that begins ``k`` steps into the region.
-
-        Without padding steps are pieces and the tensor is contiguous; else rows overlap.
-        """
+        """Words [step, token, head, cell]: row ``k`` is the piece that begins ``k`` steps (``step_bytes``) into the
+        region. Without padding a step is a piece and the tensor is contiguous; else rows overlap."""
         key = (piece_tokens, word_bytes)
         if key not in self._views:
             self._views[key] = self._view(piece_tokens, word_bytes)
@@ -75,7 +74,7 @@ def region_bytes(tensor: torch.Tensor, base: int, num_bytes: int) -> torch.Tenso
     """uint8 [num_bytes]: the memory at address ``base``, in the storage of ``tensor`` (a KV cache of vLLM).
 
     Raises:
-        ConfigError: It reaches beyond the storage. (``set_`` would move the whole storage to a larger place.)
+        ConfigError: The memory reaches beyond the storage. (``set_`` would then move the whole storage.)
     """
     storage = tensor.untyped_storage()
     end, storage_end = base + num_bytes, storage.data_ptr() + storage.nbytes()
@@ -90,22 +89,23 @@ def region_bytes(tensor: torch.Tensor, base: int, num_bytes: int) -> torch.Tenso
 def open_reshard_group(ranks: Sequence[int], timeout_s: float, backend: str | None = None) -> dist.ProcessGroup:
     """A group for the resharder alone: collectives of other threads must not mix with its own.
 
-    Every process of the default group calls it, for every TP group, in the same order; waits for them. Engine start.
-    ``timeout_s`` bounds one round. A rank may be late by the resharder's ``wait_s``, so it must be longer than that.
+    Engine start. Every process of the default group calls this for every TP group, in the same order, and waits for the
+    others. ``timeout_s`` bounds one round. It must be longer than the resharder's ``wait_s``, by which a rank may be
+    late.
     """
     group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend)
     return group
 
 
 def close_reshard_group(group: dist.ProcessGroup) -> None:
-    """Ranks that wait for us in this group fail at once (gloo; NCCL and HCCL: at the group's timeout at the latest)."""
+    """Ranks that wait for us in this group fail: at once with gloo, by the group's timeout with NCCL and HCCL."""
     group.abort()
     dist.destroy_process_group(group)
 
 
 @dataclass(slots=True, eq=False)
 class Indices:
-    """Rows of each ``Pieces`` on the device. Made once a step and shape, used by every layer."""
+    """The rows of each ``Pieces``, on the device. One object serves all layers of one shape in a step."""
 
     device: torch.device
     _rows: dict[tuple[int, int], tuple[Pieces, torch.Tensor]] = field(default_factory=dict)
@@ -122,23 +122,23 @@ class Indices:
 
 @dataclass(slots=True, eq=False)
 class Scratch:
-    """Buffers for bytes that leave and bytes that come, kept from round to round: one round uses them at a time.
+    """Buffers for outgoing and incoming bytes, kept from round to round. One round at a time uses them.
 
-    They grow to the largest round; fresh memory costs more than the copy into it (page faults).
+    They grow to the largest round. Page faults of fresh memory would cost more than the copy into it.
     """
 
     device: torch.device
     _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def buffer(self, name: str, num_bytes: int) -> torch.Tensor:
-        """uint8 [num_bytes]; its content is of no use."""
+        """uint8 [num_bytes] with arbitrary content."""
         if name not in self._buffers or self._buffers[name].numel() < num_bytes:
             self._buffers[name] = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
         return self._buffers[name][:num_bytes]
 
 
 class Regrouping:
-    """One round for one layer, in two halves: the resharder looks for space in staging while bytes travel.
+    """One round for one layer, in two halves: between them, while bytes travel, the resharder takes space in staging.
 
     Resharder thread only, within the side stream.
     """
@@ -156,7 +156,7 @@ class Regrouping:
         self._work: dist.Work | None = None
 
     def start(self, group: dist.ProcessGroup) -> None:
-        """Our part of the round is on its way to the other ranks, which start too. Does not wait for them.
+        """Our bytes of the round are on their way to the other ranks. Does not wait for those ranks.
 
         Raises:
             RuntimeError: The group is broken.
@@ -169,7 +169,7 @@ class Regrouping:
         self._work = dist.all_to_all_single(self._received, outgoing, receives, sends, group=group, async_op=True)
 
     def finish(self) -> None:
-        """The other ranks' bytes are here; on an accelerator, for work that the side stream is given from now on.
+        """The other ranks' bytes are here. On an accelerator they are here for later work on the side stream only.
 
         Waits up to the group's timeout. Once the side stream is done too, nothing reads the gathered memory any more.
 
@@ -181,7 +181,7 @@ class Regrouping:
             self._work = None
 
     def place(self, buffer: torch.Tensor) -> None:
-        """``buffer`` (uint8 [planned.staged_bytes]) holds our parts as decode has them."""
+        """``buffer`` (uint8 [planned.staged_bytes]) holds our parts in decode's order of bytes."""
         start = 0
         for index, share in enumerate(self._planned.regions):
             self._place(index, share, buffer[start : start + share.staged_bytes])
@@ -229,13 +229,13 @@ class Regrouping:
         return self._words(buffer[place.offset :], shape)[:, :, place.heads.start : place.heads.stop]
 
     def _words(self, data: torch.Tensor, shape: tuple[int, int, int, int]) -> torch.Tensor:
-        """The first bytes of ``data`` (uint8) as words; the last of ``shape`` is in bytes."""
+        """The first bytes of ``data`` (uint8) as words of ``shape``, whose last size is given in bytes."""
         flat = data[: math.prod(shape)].view(_WORDS[self._word])
         return flat.view(*shape[:3], shape[3] // self._word)
 
 
 def _bases(per_region: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Where each region's bytes for each peer begin: peers in order, regions side by side within a peer."""
+    """For each region, where its bytes for each peer begin. All regions' bytes for one peer lie side by side."""
     peer_starts = list(accumulate(_sums(per_region), initial=0))[:-1]
     bases = []
     for counts in per_region:

@@ -1,10 +1,10 @@
-"""Tries whether the device's events are honest, as lanes ask for them: in a thread that has entered the device.
+"""Tries whether the device's events are honest when a thread that has entered the device asks for them, as lanes do.
 
     forward thread   work ---> mark into memory ---> event
     watching thread                                    event? memory? ... event? memory?
 
 The evidence is the mark in memory, not a clock: ``judging.py`` says what follows from each pair of answers. A clock
-only chooses how much work is given, so that the first question comes while the work is under way.
+only decides how much work is given, so that the first question comes while the work is under way.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _LENGTHS_S: Final = (0.03, 0.1, 0.3)
 """Lengths of the work. The next one is tried only if the device was done before the first question."""
 _BETWEEN_LOOKS_S: Final = 0.001
 _MEASURED_S: Final = 0.005
-"""Least time to measure: a call and a wait take far less."""
+"""Least time that a measurement takes, unless it has ``_MOST_MEASURED`` products. A call and a wait take far less."""
 _MOST_MEASURED: Final = 4096
 _SIDE: Final = 2048
-"""Rows of the square matrices: 16 MiB each. A product takes far longer than its launch (0.3 ms to 5 us on an H100)."""
+"""Rows of the square matrices: 16 MiB each. On an H100 a product takes 0.3 ms, far longer than its launch (5 us)."""
 _MARGIN_S: Final = 30.0
-"""Time for the watching thread itself, beyond the device's."""
+"""Time that the watching thread gets in addition to the device's."""
 
 
 class LongWork(Protocol):
@@ -44,11 +44,12 @@ class LongWork(Protocol):
         """The current stream is busy for about ``length_s``, and then writes ``mark``. Forward thread."""
 
     def is_written(self, mark: int, reader: Stream) -> bool:
-        """Whether ``mark`` is in memory, read beside the forward pass. Only for the thread that opened ``reader``."""
+        """Whether ``mark`` is in memory, read on ``reader``, beside the forward pass. Only for the thread that opened
+        ``reader``."""
 
 
 class Products:
-    """Products of matrices, as many as take the time that is asked for."""
+    """Work of about the length that is asked for, in products of matrices."""
 
     def __init__(self, device: Device, where: torch.device, side: int = _SIDE) -> None:
         with device.open_stream(where):
@@ -68,7 +69,7 @@ class Products:
             return int(self._mark.item()) == mark
 
     def _measure(self) -> tuple[int, float]:
-        """A number of products and how long they take. A first one, which prepares the others, is left out."""
+        """A number of products and the seconds that they take. A first product, which may take longer, is left out."""
         self._multiply(1)
         self._wait()
         count = 1
@@ -111,7 +112,7 @@ class _Watcher:
         self._thread = threading.Thread(target=self._main, name="pdcluster-self-test", daemon=True)
         self._thread.start()
         self.first = self.answer()
-        """GO_ON: it has entered the device."""
+        """GO_ON: the thread has entered the device."""
 
     def ask(self, question: _Question) -> None:
         self._questions.put(question)
@@ -120,7 +121,7 @@ class _Watcher:
         """The thread's verdict; STUCK if there is none in time.
 
         Raises:
-            Exception: A question to the device has raised it there.
+            Exception: The thread has raised it while it asked the device.
         """
         try:
             answer = self._answers.get(timeout=self._patience.work_s + self._patience.late_s + _MARGIN_S)

@@ -1,6 +1,6 @@
-"""Decides from facts whether a machine can serve: which Mooncake is installed, what Ascend needs, what events say.
+"""Decides whether a machine can serve, from facts about the installed Mooncake, Ascend's needs and the device's events.
 
-Knows no file, thread or clock. A problem is one line with both values and the cure; no problem is an empty text.
+Reads no file or clock, starts no thread. A problem is one line with both values and the cure; no problem is empty text.
 
 Source of truth: the wheels (``readelf -d``) mooncake-transfer-engine 0.3.13.post1 (needs ``libcudart.so.12``), -cuda13
 0.3.14 (``libcudart.so.13``), -npu 0.3.13.post1 (``ascend_transport.so``) and torch_npu 2.10.0.post4.
@@ -27,7 +27,7 @@ _DEVICE_OF: Final = {
 """Mooncake's builds: the device whose memory each can read, and the major version of its CUDA; empty: it needs none."""
 BUILDS: Final = tuple(_DEVICE_OF)
 _CHOSEN_BY_DEVICE: Final = ("cuda", "npu")
-"""Devices that need their own build. On a CPU every build works that can be loaded."""
+"""Devices that need their own build. On a CPU every build that can be loaded works."""
 
 CANN_LIBRARIES: Final = (
     "libascendcl.so", "libllm_datadist.so", "libmetadef.so",
@@ -38,16 +38,16 @@ CANN_LIBRARIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class MooncakeFacts:
-    """The installed packages, and what lies beside them."""
+    """The installed builds of Mooncake, the engine's device, and PyTorch's CUDA."""
 
     builds: tuple[tuple[str, str], ...]
     """Distributions of Mooncake with their versions."""
     device_type: str
     """vLLM's name for the device."""
     torch_cuda: str = ""
-    """The CUDA that PyTorch was built for, as ``13.0``."""
+    """The CUDA that PyTorch was built for, such as ``13.0``; empty: none."""
     is_own_build: bool = False
-    """It was installed from a file or URL: its name does not say what it was compiled for."""
+    """Whether the one build was installed from a file or URL. Its name then does not say its device."""
 
 
 def mooncake_problem(facts: MooncakeFacts) -> str:
@@ -103,15 +103,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AscendFacts:
-    """The machine of an NPU, beside the driver."""
+    """Facts about an NPU's machine, apart from its driver."""
 
     hccn_conf: str
-    """Why it cannot be read; empty when it can."""
+    """Why ``/etc/hccn.conf`` cannot be used; empty: it can."""
     not_loaded: tuple[str, ...]
     """Libraries of CANN that cannot be loaded."""
     uid: int
     user: str
-    """The name of ``uid``; empty when it has none."""
+    """The name of ``uid``; empty: it has none."""
 
 
 def ascend_problems(facts: AscendFacts) -> tuple[str, ...]:
@@ -138,13 +138,13 @@ def ascend_problems(facts: AscendFacts) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One question to an event, then one to memory."""
+    """The answers to two questions: one to an event, then one to memory."""
 
     at_s: float
     says_done: bool
     """The event's answer."""
     is_written: bool
-    """Whether the work that was given before the event was in memory, as looked at after the event's answer."""
+    """Whether the result of the work before the event was in memory, read after the event's answer."""
 
 
 class EventVerdict(Enum):
@@ -164,18 +164,18 @@ class EventVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a device may take. Both times are far longer than a working device takes: they end endless waits."""
+    """How long a device may take. Both times are far longer than a working device needs. They end endless waits."""
 
     late_s: float = 10.0
-    """Of an event, after its work is in memory."""
+    """For an event, after the result of its work is in memory."""
     work_s: float = 60.0
-    """Of work that takes some tenths of a second on an idle device."""
+    """For work that takes some tenths of a second on an idle device."""
 
 
 def judge(looks: Sequence[Look], begun_s: float, patience: Patience) -> EventVerdict:
     """The verdict so far. Only the last of ``looks`` may have said "complete".
 
-    EARLY and HONEST do not depend on how fast an answer came: a host that did not run for a while proves no fault.
+    EARLY and HONEST do not depend on how fast an answer came: it may be late because the host did not run for a while.
     """
     last = looks[-1]
     if last.says_done and not last.is_written:

@@ -1,4 +1,4 @@
-"""Reads what ``judging.py`` decides about: packages, libraries, files, the process's user. Changes nothing."""
+"""Reads the facts that ``judging.py`` judges: packages, libraries, files, the process's user. Changes nothing."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def read_mooncake(device_type: str) -> MooncakeFacts:
 
 def mooncake_builds() -> tuple[tuple[str, str], ...]:
     """Distributions of Mooncake's Transfer Engine with their versions, by name."""
-    # By name first: reading the names of all that is installed takes half a second.
+    # First by known names: to read the names of all installed packages takes half a second.
     return tuple(_known_builds()) or tuple(_other_builds())
 
 
 def _known_builds() -> list[tuple[str, str]]:
-    """The builds in the first folder of Python's path that has any: Python imports from no other."""
+    """The builds in the first folder of Python's path that has any: Python imports Mooncake from this folder."""
     found = [one for name in BUILDS for one in _distribution(name)]
     folders = {str(one.locate_file("")) for one in found}
     first = next((folder for folder in sys.path if folder in folders), None)
@@ -67,7 +67,8 @@ def _known_builds() -> list[tuple[str, str]]:
 
 
 def _distribution(name: str) -> Iterator[metadata.Distribution]:
-    """The distribution ``name``, if it is installed. The remains of an interrupted uninstall have no name."""
+    """The distribution ``name``, if it is installed. The remains of an interrupted uninstall are left out: they have
+    no name."""
     with suppress(metadata.PackageNotFoundError):
         found = metadata.distribution(name)
         if found.metadata["Name"]:

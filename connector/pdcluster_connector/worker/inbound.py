@@ -10,6 +10,7 @@ seconds with RDMA, so short-lived threads do both.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -125,8 +126,9 @@ class InboundSessions:
         arrivals, self._arrivals = self._arrivals, {}
         for arrival in arrivals.values():
             arrival.opening.close(_CLOSE_S / len(arrivals))
+        until = time.monotonic() + _CLOSE_S
         for thread in self._cutters:
-            thread.join(_CLOSE_S)
+            thread.join(max(0.0, until - time.monotonic()))
         self._sessions.close()
 
     def _look(self, boot_id: BootId, arrival: _Arrival) -> Opened:

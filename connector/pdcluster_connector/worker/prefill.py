@@ -149,13 +149,13 @@ class PrefillWorker:
         return free
 
     def close(self) -> None:
-        """Ends the resharder, then every lane. Waits up to 2 s for the resharder, and up to 7 s for each lane."""
+        """End the resharder, then every lane. Waits up to 2 s for the resharder, and up to 7 s for all lanes."""
         self._resharding.close(_CLOSE_RESHARDING_S)
-        lanes = self._known_lanes()
+        lanes, until = self._known_lanes(), time.monotonic() + _CLOSE_S
         for lane in lanes:
-            lane.post(Close(time.monotonic() + _CLOSE_S))
+            lane.post(Close(until))
         for lane in lanes:
-            lane.close(_CLOSE_S)
+            lane.close(until - time.monotonic())
         self._lanes.clear()
 
     def _order(self, layer_name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,7 +14,7 @@ from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.transport.shared import SharedSessions, Use
-from pdcluster_connector.worker.inbound import MAX_GUESTS, MAX_OPENINGS, OPEN_S, InboundSessions, Opened
+from pdcluster_connector.worker.inbound import _CLOSE_S, MAX_GUESTS, MAX_OPENINGS, OPEN_S, InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId
 
@@ -167,6 +168,20 @@ def test_every_session_is_closed_at_the_end() -> None:
     sessions = [bench.open(P), bench.open(Q)]
     bench.inbound.close()
     assert not any(session in bench.network._memories for session in sessions)
+
+
+def test_sessions_that_do_not_close_are_waited_for_together() -> None:
+    """An engine ends within seconds, with however many peers."""
+    bench, may_close = Bench(), threading.Event()
+    with ExitStack() as stack:
+        stack.callback(may_close.set)
+        for number in range(8):
+            bench.open(BootId(f"p{number}"))
+        for transport in bench.inbound._open.values():
+            stack.enter_context(pytest.MonkeyPatch.context()).setattr(transport, "close", lambda: may_close.wait(60))
+        begin = time.monotonic()
+        bench.inbound.close()
+        assert time.monotonic() - begin < 8 * _CLOSE_S / 2
 
 
 def test_a_session_is_not_called_closed_while_it_closes() -> None:

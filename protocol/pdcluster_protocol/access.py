@@ -40,7 +40,8 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     status: int | None = None
     """HTTP status that the client was sent; None: the client left before. A stream that broke off later has 200."""
     outcome: str | None = None
-    """A label of ``pdcluster_router_requests_total``; None: a bug in the router; its log has the error."""
+    """A value of the label ``outcome`` of ``pdcluster_router_requests_total``; None: a bug, and the router logs the
+    error."""
     failures: tuple[str, ...] = ()
     """Failures of this request, by kind in ``pdcluster_router_failures_total``; also those from which it recovered."""
     parts: int = 1

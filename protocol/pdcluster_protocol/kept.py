@@ -126,7 +126,7 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     status: int | None = None
     """HTTP status that the client was sent; None: the client has no answer, or only a part."""
     outcome: str = ""
-    """A label of ``pdcluster_router_requests_total``; empty: it has none yet."""
+    """A value of the label ``outcome`` of ``pdcluster_router_requests_total``; empty: it has none yet."""
     error: str = ""
     """Code of the error that ended it."""
     revision: str = ""

@@ -51,10 +51,14 @@ def start_logging(form: LogFormat) -> None:
 
 
 class TextLines(logging.Formatter):
-    """Control characters of a value are escaped, so that no peer's text can look like a line of ours."""
+    """Escapes control characters and indents tracebacks, so that no peer's text can look like a line of ours."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         return super().formatMessage(record).translate(_ESCAPED)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's own name
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"    {line.translate(_ESCAPED)}" for line in lines)
 
 
 class JsonLines(logging.Formatter):

@@ -39,7 +39,7 @@ class RecentRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     path: str = ""
     status: int | None = None
     outcome: str = ""
-    """A label of ``pdcluster_router_requests_total``."""
+    """A value of the label ``outcome`` of ``pdcluster_router_requests_total``."""
     error: str = ""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None

@@ -229,7 +229,7 @@ def _plan_rows(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Plan
 
 
 def _plan_tokens(source: RegionLayout, target: RegionLayout, ends: _Ends) -> _Planned | None:
-    """Token-major: whole blocks where both ranks hold the same heads, else resharded into decode's own blocks."""
+    """Token-major: if both ranks hold the same heads, whole blocks are copied, else prefill reshards them first."""
     cell, mine = _common_cell(source, target, ends), ends.prefill.tp_rank
     pushes = plan_pushes(_sharding(source, ends.prefill), _sharding(source, ends.decode))
     writers = sorted({push.prefill_rank for push in pushes if push.decode_rank == ends.decode.tp_rank})

@@ -70,7 +70,7 @@ class GroupPair:
 
     @property
     def unit(self) -> int:
-        """Tokens that are pushed at once."""
+        """A push that ends before the prompt ends has whole multiples of so many tokens."""
         return min(self.prefill.block_tokens, self.decode.block_tokens)
 
 

@@ -235,7 +235,7 @@ class DecodeScheduler:
         self._posts.append((request_id, request.params.metaserver, again, request.deadline))
 
     def _prefill_locally(self, request_id: RequestId, request: _AwaitedRequest, now: float) -> None:
-        """Decode asks for no push of this request, now or after a preemption. The router's answer changes nothing."""
+        """Decode computes this prompt itself, also after a preemption. The router is told; its answer is ignored."""
         request.is_over = True
         if request.num_missing > 1:
             self._num_local_tokens += request.num_missing

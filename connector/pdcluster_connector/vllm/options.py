@@ -34,7 +34,7 @@ def require_startable(config: VllmConfig, role: Role, settings: Settings, releas
 
 
 def _require_whole_steps(parallel: ParallelConfig) -> None:
-    """A token's KV lies in one block of each layer, and a layer is final when its hook is called.
+    """Refuses options that spread a token's KV over ranks, or that split a step.
 
     Raises:
         ConfigError: Something spreads a prompt's tokens over ranks, or splits a step.

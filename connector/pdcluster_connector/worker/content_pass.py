@@ -95,7 +95,7 @@ def as_words(view: torch.Tensor) -> torch.Tensor:
 
 
 def factors_of(content: torch.Tensor) -> torch.Tensor:
-    """``[words]``, odd: the factor of each word of a cell of ``content``. On its device, in the thread's stream.
+    """Odd factors, shape ``[words]``: one for each word of a cell of ``content``. On its device, in our stream.
 
     Factors are not kept for the next request: it may be summed up in another stream, which would not wait for this one.
     """

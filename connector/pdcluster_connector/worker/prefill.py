@@ -159,7 +159,8 @@ class PrefillWorker:
         self._lanes.clear()
 
     def _order(self, layer_name: str) -> None:
-        """The regions of one layer may leave as soon as the device has written them."""
+        """Tells the step's lanes and the resharder that this layer is saved: its regions may leave once the device has
+        written them."""
         self._step.saved.add(layer_name)
         regions = self._regions_of.get(layer_name)
         if regions is None:

@@ -139,7 +139,7 @@ class StepPlan:
     """The gathers of each shape in ``Route.small_strips``."""
     _pushes: dict[PushKey, LivePush] = field(default_factory=dict)
     _unread: list[LivePush] = field(default_factory=list)
-    """Pushes whose prompt ends with this step. They are whole once the resharder has read the step's blocks."""
+    """Staged pushes whose prompt ends with this step. They are whole when all resharders have read its blocks."""
     _rows: dict[tuple[StagedPart, int], ByteRanges] = field(default_factory=dict)
     """By staged part and shape. Layers of one shape are staged as the same parts."""
 

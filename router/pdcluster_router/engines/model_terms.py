@@ -35,7 +35,7 @@ class ModelTerms:
         self.known.clear()
 
     def find(self, body: ClientBody) -> Terms | None:
-        """The terms for this request; None: no engine serves its model."""
+        """The terms for this request; None: no engine serves its model, and such requests are refused."""
         group = group_for(body.model, self._roster.all_engines())
         if group is None:
             self._roster.num_unknown += 1

@@ -2,11 +2,11 @@
 monitoring and the operator.
 
     within max_internal_connections    served
-    above                              as many of those in no use are closed, and a few more: core/clients/crowd.py
-    no room for the bytes of a call    connections of addresses that hold far more are closed; else a refusal
+    above                              unused connections are closed to make room, and a few more: core/clients/crowd.py
+    no room for the bytes of a call    connections of addresses that hold much more are closed, else the call is refused
 
-A new connection is never refused, for it may be an engine's. Each request of a client may hold one call of decode's;
-the spare places are for all other callers. So some connections are not in use even when each client waits for prefill.
+A new connection is never refused, for it may be an engine's. Each request of a client may hold one call from decode.
+All other callers share the spare places. So some connections are unused even when each client waits for prefill.
 """
 
 from __future__ import annotations

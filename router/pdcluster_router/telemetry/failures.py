@@ -74,7 +74,7 @@ class FailureKind(Enum):
     """A connection to the client port with TLS came to no agreement: no TLS, none that both know, or a client that
     does not trust the certificate."""
     PROXY_REFUSED = "proxy_refused"
-    """A connection to the client port that must begin with a PROXY header: from no trusted proxy, or without one."""
+    """A connection to the client port had to begin with a PROXY header: it had none, or came from no trusted proxy."""
     ENGINE_TLS_REFUSED = "engine_tls_refused"
     """A connection to an engine came to no TLS agreement: no request was sent on it."""
     DRAINING = "draining"

@@ -98,3 +98,13 @@ def test_a_process_logs_in_the_form_that_it_is_told(form: LogFormat, capsys: pyt
         assert json.loads(told)["port"] == 7
     else:
         assert told.endswith("INFO of.a.library started port=7\n")
+
+
+def test_an_exceptions_text_cannot_look_like_a_line_of_ours() -> None:
+    line = "2026-11-27 01:02:03,004 WARNING pdcluster_router.front forged"
+    try:
+        raise ValueError(f"first\n{line}\r{line}\u2028{line}")
+    except ValueError:
+        told = TextLines("%(levelname)s %(message)s").format(record("broke", exc_info=sys.exc_info()))
+    assert told.count("forged") == 3
+    assert not any(one.startswith("2026") for one in told.splitlines())

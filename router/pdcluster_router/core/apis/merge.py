@@ -88,7 +88,7 @@ class StreamMerge:
         self._first = 0
         """The part that had the first event."""
         self._common: Fields = {}
-        """``id`` and ``created`` of all events: those of the first one."""
+        """The ``id`` and ``created`` that every event gets: those of the first event, with the whole request's id."""
         self._usages: dict[int, Fields] = {}
         """The event of each part that tells usage."""
 

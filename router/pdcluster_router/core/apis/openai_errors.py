@@ -40,8 +40,8 @@ class ApiError:
     challenge: str = ""
     """The value of WWW-Authenticate in a 401."""
     param: str | None = None
-    """The wrong key of the body, in an error that is worded as vLLM words it: its ``code`` is then its status. None:
-    the error is the router's own."""
+    """The key of the request's body that is wrong. An error that names one has vLLM's form: ``code`` in its body is the
+    HTTP status. None: the router's own form."""
 
     @property
     def headers(self) -> dict[str, str]:

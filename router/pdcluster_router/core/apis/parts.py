@@ -55,8 +55,8 @@ _OF_CHAT: Final = (
 )  # fmt: skip
 COMPLETION_KEYS: Final = frozenset((*_ANY, "prompt", "suffix"))
 CHAT_KEYS: Final = frozenset((*_ANY, *_OF_CHAT))
-"""The keys that a body may have to be taken apart. Those of ``PREFILLED_APART``, except ``n``, must not ask for
-anything."""
+"""A body is taken apart only if all its keys are in this set, or in ``COMPLETION_KEYS`` for completions. Its keys of
+``PREFILLED_APART``, except ``n``, must have values that ask for nothing."""
 
 
 class PartBody(ClientBody, frozen=True):

@@ -195,8 +195,8 @@ class FairQueue(Generic[Waiter]):
             del self._classes[priority]
 
     def _change(self, line: _Line[Waiter], flow: KeyFlow, now: float) -> None:
-        """The line's flow is ``flow`` from now on. With another priority the line comes anew there, and leaves no tag
-        here."""
+        """The line's flow is ``flow`` from now on. If the priority differs, the line moves to the class of the new
+        priority, as a new line. The old class keeps no tag of it."""
         before, line.flow = line.flow.priority, flow
         if flow.priority == before:
             return

@@ -1,4 +1,5 @@
-"""Places for parts of divided requests. A part needs connections to engines and a call of decode's, as a client does.
+"""Limits how many parts of divided requests run at once. Like a client's request, each part needs connections to
+engines, and one call from decode.
 
 Knows no request and no connection.
 """

@@ -32,7 +32,8 @@ class Silence:
         self._num_looks = 0
 
     def is_comment_due(self, num_bytes: int, *, may_comment: bool) -> bool:
-        """One more look: whether to write a comment now. While ``may_comment`` is False, a due comment stays due.
+        """One more look: whether to write a comment now. While ``may_comment`` is False, a due comment stays due until
+        bytes move.
 
         ``num_bytes``: the bytes that have gone to the client so far, without comments.
         """

@@ -8,7 +8,8 @@ A proof needs all of these, from one request that was sent once and may not be r
     the receipt says that their content was compared  else heads, tokens or blocks may have changed places
 
 A prompt is random words: no prefix cache can have it. The router does not know the model's vocabulary, so a word may be
-one token or one for each letter. Decode's reservation says how many tokens it was, and how large a KV block is.
+one token, or one token for each letter and for the space. Decode's reservation says how many tokens the prompt has, and
+how large a KV block is.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _HIDDEN: Final = (
 
 
 def scrub(text: str) -> str:
-    """``text`` without tokens, URLs and IP addresses, in one line of printable characters."""
+    """``text`` without tokens, URLs and IP addresses: one line of ``MAX_REASON_CHARS`` printable characters at most."""
     short = text[: 2 * MAX_REASON_CHARS]
     for pattern, word in _HIDDEN:
         short = pattern.sub(word, short)

@@ -41,7 +41,8 @@ one document; fewer would not tell apart agents' conversations that begin with o
 _HEAD_BYTES: Final = 1 << 10
 """The most bytes hashed of the messages before the user's first message."""
 _SEARCHED_BYTES: Final = 128 << 10
-"""Bytes searched for the user's first message: a system prompt of 32,000 tokens. Costs half of such a body's scan."""
+"""How far into a body the user's first message is looked for: a system prompt of 32,000 tokens fits. The search takes
+half as long as the scan of such a body."""
 
 _MOST_NAME_BYTES: Final = 512
 """Longer values name no session."""

@@ -14,6 +14,7 @@ from fakes.http import Message, request_bytes
 from fakes.router import CHAT, PROMPT, Rig, post, running_rig, until
 from patience import EDGE_S
 from pdcluster_protocol.labels import Role
+from pdcluster_router.engines import health
 
 pytestmark = pytest.mark.anyio
 
@@ -193,6 +194,15 @@ async def test_an_engine_that_was_well_keeps_its_models_while_it_does_not_tell_t
         await read_again(rig)
         assert (await post(rig, asking("x"))).status == 404
         assert (await post(rig)).status == 200
+
+
+async def test_an_engine_that_did_not_tell_its_models_is_asked_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "PROBES_FOR_LIST", 10**9)
+    async with running_rig(probe_interval_s=OFTEN, models=[b"not yet"]) as rig:
+        (prefill,) = rig.router.services.engines[Role.PREFILL]
+        assert prefill.listing is None
+        rig.prefill.models = models_answer("m")
+        await until(lambda: prefill.listing is not None)
 
 
 async def test_another_life_of_an_engine_is_asked_anew() -> None:

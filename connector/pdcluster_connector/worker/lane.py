@@ -138,10 +138,7 @@ class Lane:
         self.post(Close(math.inf))
 
     def close(self, timeout_s: float) -> None:
-        """Ends the lane and its thread; cuts pushes that last beyond ``timeout_s``. Waits 2 s more at most.
-
-        ``timeout_s``: below 0 when its time is over already; then less is waited, or nothing.
-        """
+        """Ends the lane and its thread; cuts pushes that last beyond ``timeout_s``. Waits 2 s more at most."""
         self.post(Close(time.monotonic() + timeout_s))
         self._thread.join(max(0.0, timeout_s + CUT_S))
         if self.is_over:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.engines.catalog import ModelGroup
 from pdcluster_router.core.engines.placement import (
     Chooser,
     Policy,
@@ -25,8 +25,15 @@ from pdcluster_router.engines.engine import Engine
 
 Tiers: TypeAlias = tuple[list[Engine], ...]
 _NOBODY: Final[Tiers] = ()
-GroupNow: TypeAlias = Callable[[str], ModelGroup[Engine] | None]
-"""The engines for the next step of a request for this model, as they are now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heir:
+    """The engines for the next step of a request that came before engines began to serve other models."""
+
+    candidates: Candidates
+    has_prefill: bool
+    """Whether a prefill engine is among them."""
 
 
 class Candidates:
@@ -42,7 +49,7 @@ class Candidates:
         self._prefill_tiers: dict[str, Tiers] = {}
         self._choosers: dict[str | None, tuple[list[Engine], Chooser[Engine]]] = {}
         """The chooser of each first tier: prefill's by revision, and decode's under None."""
-        self._again: GroupNow | None = None
+        self._heir_of: Callable[[str], Heir | None] | None = None
 
     def sort(self, engines: Sequence[Engine]) -> None:
         """Works out the tiers again. ``engines``: all candidates, as they are now."""
@@ -52,14 +59,14 @@ class Candidates:
         tiers: list[tuple[str | None, Tiers]] = [(None, self.decode_tiers), *self._prefill_tiers.items()]
         self._choosers = {key: self._chooser(key, found[0]) for key, found in tiers if found}
 
-    def renewed(self, again: GroupNow) -> Candidates:
+    def renewed(self, heir_of: Callable[[str], Heir | None]) -> Candidates:
         """The candidates in place of these for requests that come from now on: engines serve other models.
 
-        Requests that wait, or are tried again, still come here: ``again`` says which engines they may get.
+        Requests that wait, or are tried again, still come here. ``heir_of`` says by their model where they are placed.
         """
         new = Candidates(self.policy, self._tallies, self._now)
         new._choosers, self._choosers = self._choosers, {}
-        self._again = again
+        self._heir_of = heir_of
         return new
 
     def use(self, policy: Policy) -> None:
@@ -69,14 +76,20 @@ class Candidates:
 
     def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
         """As ``Terms.place_decode``."""
+        if self._heir_of is not None:
+            heir = self._heir_of(request.body.model)
+            return heir.candidates.place_decode(request, tried) if heir is not None else None
         if tried or None not in self._choosers:
-            return self._choose_other(request, self._decode_tiers_for(request), tried)
+            return self._choose_other(request, self.decode_tiers, tried)
         return self._choosers[None][1](request, now=self._now(), chance=random.random)
 
     def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         """As ``Terms.place_prefill``."""
+        if self._heir_of is not None:
+            heir = self._heir_of(request.body.model)
+            return heir.candidates.place_prefill(request, tried, revision) if heir and heir.has_prefill else None
         if tried or revision not in self._choosers:
-            return self._choose_other(request, self._prefill_tiers_for(request, revision), tried)
+            return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)
         return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
@@ -84,18 +97,6 @@ class Candidates:
         without KV."""
         now = self._now()
         return min(left_of(self.decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
-
-    def _decode_tiers_for(self, request: RequestFacts) -> Tiers:
-        if self._again is None:
-            return self.decode_tiers
-        group = self._again(request.body.model)
-        return decode_tiers(group.engines) if group is not None else _NOBODY
-
-    def _prefill_tiers_for(self, request: RequestFacts, revision: str) -> Tiers:
-        if self._again is None:
-            return self._prefill_tiers.get(revision, _NOBODY)
-        group = self._again(request.body.model)
-        return prefill_tiers(group.engines, revision) if group is not None and group.has_prefill else _NOBODY
 
     def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Sequence[Engine]) -> Engine | None:
         engines = proven(left_of(tiers, tried))

@@ -27,7 +27,8 @@ PROBES_FOR_LIST: Final = 30
 """Probes from one reading of an engine's models to the next, unless a client asks for a model that is not known: half a
 minute where probes come each second. A reading costs an engine less than a millisecond."""
 PROBES_FOR_UNKNOWN: Final = 5
-"""The same after a client has asked for such a model. Whatever clients ask for, engines must not feel it."""
+"""The same after a client has asked for such a model, and for an engine that has not told its models. Whatever clients
+ask for, engines must not feel it."""
 
 
 def missing_engines(roster: Roster) -> str:
@@ -80,7 +81,8 @@ class Probes:
         while True:
             sign = await engine.probe(timeout_s=timeout_s)
             num_probes += 1
-            most = PROBES_FOR_LIST if num_unknown == self._roster.num_unknown else PROBES_FOR_UNKNOWN
+            is_known = engine.listing is not None and num_unknown == self._roster.num_unknown
+            most = PROBES_FOR_LIST if is_known else PROBES_FOR_UNKNOWN
             if sign is Sign.WELL and (num_probes >= most or not engine.is_healthy):
                 num_probes, num_unknown = 0, self._roster.num_unknown
                 await self._read_models(engine)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Final
 from weakref import WeakValueDictionary
@@ -18,7 +17,7 @@ from weakref import WeakValueDictionary
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import Action
 from pdcluster_router.core.engines.breaker import Circuit
-from pdcluster_router.core.engines.catalog import ModelGroup, group_again, lists_of
+from pdcluster_router.core.engines.catalog import group_again, lists_of
 from pdcluster_router.core.engines.listing import Listing
 from pdcluster_router.core.engines.membership import (
     Add,
@@ -33,7 +32,7 @@ from pdcluster_router.core.engines.membership import (
 )
 from pdcluster_router.core.engines.placement import Policy, RequestFacts, Tally, new_tally
 from pdcluster_router.core.requests.pairing import Retries
-from pdcluster_router.engines.candidates import Candidates
+from pdcluster_router.engines.candidates import Candidates, Heir
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import IdleConnections, PoolLimits
@@ -102,6 +101,8 @@ class Roster:
         self._candidates: WeakValueDictionary[tuple[Engine, ...], Candidates] = WeakValueDictionary()
         """Candidates for requests that only some of the engines may get, by these engines."""
         self._is_settling = False
+        self.num_sorts = 0
+        """How often the engines were worked out again."""
 
     def all_engines(self) -> list[Engine]:
         return [engine for engines in self.engines.values() for engine in engines]
@@ -113,6 +114,7 @@ class Roster:
 
     def refresh(self) -> None:
         """The engines that may get work are worked out again. Call it when an engine's health has changed."""
+        self.num_sorts += 1
         self.whole.sort(self.all_engines())
         self._on_change()  # The objects that keep candidates let go of them.
         for engines, candidates in list(self._candidates.items()):
@@ -128,22 +130,18 @@ class Roster:
 
     def listed(self, engine: Engine, listing: Listing | None) -> None:
         """``engine`` has said which models it serves; None: it has not. Equal lists are kept once."""
-        same = (other.listing for other in self.all_engines() if other.listing == listing)
-        before, new = engine.listing, next(same, listing)
+        then = lists_of(self.all_engines())
+        before, new = engine.listing, next((known for known in then if known == listing), listing)
         if new is before:
             return
-        then = lists_of(self.all_engines())
         some = [(candidates, lists_of(engines)) for engines, candidates in self._candidates.items()]
         engine.listing = new
         if before is not None or len(lists_of(self.all_engines())) > 1:
             for candidates, theirs in some:
-                candidates.renewed(partial(self._group_again, theirs))
+                candidates.renewed(_Heirs(self, theirs).of)
             self._candidates.clear()
-            self.whole = self.whole.renewed(partial(self._group_again, then))
+            self.whole = self.whole.renewed(_Heirs(self, then).of)
         self.refresh()
-
-    def _group_again(self, then: list[Listing], name: str) -> ModelGroup[Engine] | None:
-        return group_again(name, then, self.all_engines())
 
     def use(self, policy: Policy) -> None:
         """``policy`` chooses from now on."""
@@ -248,6 +246,31 @@ class Roster:
         engine.change(EngineState.LEAVING)  # A question such as for its models may still be under way.
         self.engines[engine.role].remove(engine)
         _log("removed", engine)
+
+
+class _Heirs:
+    """Where requests go on that came when engines said ``then``. A name is looked up once for each change."""
+
+    def __init__(self, roster: Roster, then: Sequence[Listing]) -> None:
+        self._roster = roster
+        self._then = then
+        self._known: dict[str, Heir | None] = {}
+        self._num_sorts = roster.num_sorts
+
+    def of(self, name: str) -> Heir | None:
+        if self._num_sorts != self._roster.num_sorts:
+            self._num_sorts = self._roster.num_sorts
+            self._known.clear()
+        if name not in self._known:
+            self._known[name] = self._find(name)
+        return self._known[name]
+
+    def _find(self, name: str) -> Heir | None:
+        roster = self._roster
+        group = group_again(name, self._then, roster.all_engines())
+        if group is None:
+            return None
+        return Heir(roster.whole if group.is_whole else roster.candidates_of(group.engines), group.has_prefill)
 
 
 def _log(what: str, engine: Engine) -> None:

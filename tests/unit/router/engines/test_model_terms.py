@@ -20,12 +20,14 @@ from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.model_terms import ModelTerms
 from pdcluster_router.engines.roster import Roster, Terms
 from pdcluster_router.http.connections import PoolLimits
+from pdcluster_router.requests.part import OnePrefill
 
 pytestmark = pytest.mark.anyio
 
 OLD, NEW = models_answer("llama", sql="/sql-1"), models_answer("llama", sql="/sql-2")
 QWEN = models_answer("qwen", "other", sql="/sql-2")
 MORE = models_answer("llama", sql="/sql-1", chat="/chat")
+SILENCE = b"{}"
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
@@ -71,6 +73,7 @@ class Asked:
         terms = pool.terms.find(body)
         assert terms is not None
         self._request, self._terms = RequestFacts(b"/v1/completions", b"", body, ""), terms
+        self._of_parts = OnePrefill(terms).terms
 
     @property
     def decodes(self) -> set[Engine]:
@@ -79,6 +82,11 @@ class Asked:
         while (engine := self._terms.place_decode(self._request, tried)) is not None:
             tried.append(engine)
         return set(tried)
+
+    @property
+    def prefill_of_parts(self) -> Engine | None:
+        """The engine for the next part of it, at its first try."""
+        return self._of_parts.place_prefill(self._request, [], "")
 
     @property
     def prefills(self) -> set[Engine]:
@@ -132,3 +140,21 @@ async def test_a_request_that_waits_gets_engines_that_come_meanwhile(model: str)
         asked = Asked(pool, model)
         new = pool.add(PREFILL, OLD), pool.add(DECODE, OLD)
         assert (asked.prefills, asked.decodes) == ({prefill, new[0]}, {decode, new[1]})
+
+
+async def test_a_request_keeps_its_model_while_no_decode_engine_says_what_it_serves() -> None:
+    async with pool_of((PREFILL, OLD), (DECODE, SILENCE)) as (pool, (prefill, decode)):
+        asked = Asked(pool, "llama")
+        assert (asked.prefills, asked.decodes) == ({prefill}, {decode})
+        pool.says(prefill, QWEN)
+        assert asked.prefills == set()
+
+
+async def test_an_engine_that_has_prefilled_a_part_gets_no_further_one_once_the_name_is_another_thing_there() -> None:
+    async with pool_of((PREFILL, OLD), (PREFILL, OLD), (DECODE, OLD)) as (pool, (prefill, prefill_2, _)):
+        asked = Asked(pool, "sql")
+        first = asked.prefill_of_parts
+        assert first is not None
+        assert asked.prefill_of_parts is first
+        pool.says(first, NEW)
+        assert asked.prefill_of_parts is ({prefill, prefill_2} - {first}).pop()

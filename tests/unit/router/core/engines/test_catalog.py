@@ -1,0 +1,91 @@
+"""Known answers of who gets a request for a model; ``test_router_catalog.py`` has the laws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from fakes.answers import models_answer
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.engines.breaker import Breaker
+from pdcluster_router.core.engines.catalog import group_for
+from pdcluster_router.core.engines.listing import Listing, read_listing
+from pdcluster_router.core.engines.membership import EngineState
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+SERVING, NOT_READY = EngineState.SERVING, EngineState.NOT_READY
+WELL, SICK, WAITS = (SERVING, True), (SERVING, False), (NOT_READY, False)
+ONE = read_listing(models_answer("m", sql="/sql-1"))
+TWO = read_listing(models_answer("m", sql="/sql-2"))
+LLAMA, QWEN = (read_listing(models_answer(name)) for name in ("llama", "qwen"))
+
+
+@dataclass(eq=False)
+class Stub:
+    """An engine, as far as these decisions see it."""
+
+    role: Role
+    listing: Listing | None
+    state: EngineState = SERVING
+    is_healthy: bool = True
+    revision: str = ""
+    breaker: Breaker = field(default_factory=Breaker)
+
+
+Standing = tuple[EngineState, bool]
+
+
+def pair(listing: Listing | None, prefill: Standing = WELL, decode: Standing = WELL) -> list[Stub]:
+    return [Stub(PREFILL, listing, *prefill), Stub(DECODE, listing, *decode)]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ((WELL, WELL), (SICK, WELL)),
+        ((WELL, WELL), (WELL, SICK)),
+        ((SICK, WELL), (WAITS, WELL)),
+        ((SICK, WELL), (SICK, SICK)),
+        ((WAITS, WELL), (WAITS, SICK)),
+        ((WAITS, SICK), (WELL, WAITS)),
+    ],
+)
+def test_of_two_things_with_one_name_the_one_that_is_served_better_comes_first(
+    better: tuple[Standing, Standing], worse: tuple[Standing, Standing], *, is_first: bool
+) -> None:
+    one, other = (ONE, TWO) if is_first else (TWO, ONE)
+    best = pair(one, *better)
+    group = group_for("sql", [*pair(other, *worse), *best])
+    assert group is not None
+    assert group.engines == tuple(best)
+
+
+def test_two_things_that_are_served_as_well_are_told_apart_in_the_same_way_by_each_router() -> None:
+    one, two = pair(ONE), pair(TWO)
+    groups = [group_for("sql", engines) for engines in ([*one, *two], [*two, *one])]
+    assert [set(group.engines) for group in groups if group is not None] == [set(one)] * 2
+
+
+def test_a_request_that_names_no_model_is_for_that_of_the_first_decode_engine() -> None:
+    prefills, decodes = zip(pair(LLAMA), pair(QWEN), strict=True)
+    group = group_for("", [*prefills, *reversed(decodes)])
+    assert group is not None
+    assert group.engines == (prefills[1], decodes[1])
+
+
+def test_a_request_that_names_no_model_may_go_to_a_pair_that_calls_its_model_differently() -> None:
+    engines = [Stub(PREFILL, LLAMA), Stub(DECODE, QWEN)]
+    group = group_for("", engines)
+    assert group is not None
+    assert (group.is_whole, group.engines) == (True, tuple(engines))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_a_decode_engine_will_serve_comes_before_what_only_prefill_engines_have(*, is_first: bool) -> None:
+    one, other = (ONE, TWO) if is_first else (TWO, ONE)
+    decode = Stub(DECODE, one, *WAITS)
+    group = group_for("sql", [Stub(PREFILL, other), decode])
+    assert group is not None
+    assert decode in group.engines

@@ -52,6 +52,10 @@ class PartOwner(Protocol):
         """There is no answer, or not all of it."""
         ...
 
+    def part_displaces(self) -> None:
+        """A part has taken the place of another key's request in the queue."""
+        ...
+
     def part_is_sent(self, part: PartCycle) -> None:
         """Its body will not be sent again. May come more than once."""
         ...
@@ -81,6 +85,9 @@ class PartCycle(HotCycle):
         """It is not wanted any more: it gives back all that it holds. Its whole hears no more of it."""
         self.is_withdrawn = True
         self.gone()
+
+    def displaces(self) -> None:
+        self._whole.part_displaces()
 
     def forget(self) -> None:
         super().forget()

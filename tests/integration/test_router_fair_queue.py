@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 
-ONE = {"max_prefill_backlog_tokens": 1}
+ONE: dict[str, Any] = {"max_prefill_backlog_tokens": 1}
 """One request at a time."""
 
 

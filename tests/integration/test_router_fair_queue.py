@@ -190,6 +190,21 @@ async def test_a_request_in_parts_that_took_places_of_another_key_gives_nothing_
         assert [(await answer_to(client)).status for client in clients[:4]] == [200] * 4
 
 
+async def test_a_request_in_parts_that_waited_too_long_gives_nothing_back(tmp_path: Path) -> None:
+    file = keys_in(tmp_path, "requests_per_minute=6")
+    async with running_rig(**ONE, api_key_file=file, queue_timeout_s=0.1) as rig:
+        for _ in range(3):
+            assert (await answer_to(await ask(rig, "greedy", KEY))).status == 200
+        rig.prefill.close_gate(Gate.PREFILL)
+        clients = [await ask(rig, "greedy", KEY)]
+        await backlog_is(rig, 1)
+        taken = taken_s(rig)
+        assert (await ask_in_parts(rig, 2)).json()["error"]["code"] == "queue_timeout"
+        assert taken_s(rig) == pytest.approx(taken + 10)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert (await answer_to(clients[0])).status == 200
+
+
 async def test_the_next_request_of_a_connection_that_lost_its_place_is_answered_too(tmp_path: Path) -> None:
     """It comes to the queue while the one that took the place is being seated."""
     async with running_rig(**ONE, api_key_file=keys_in(tmp_path), max_queued_requests=3) as rig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from pdcluster_router.core.engines.load import FIRST_ANSWER_TOKENS
 
 pytestmark = pytest.mark.anyio
 
-ONE = {"max_prefill_backlog_tokens": 1}
+ONE: dict[str, Any] = {"max_prefill_backlog_tokens": 1}
 """One request at a time for each prefill engine."""
 
 

@@ -10,11 +10,12 @@ import pytest
 
 from fakes.faults import Gate
 from fakes.http import RawClient, request_bytes
-from fakes.router import COMPLETIONS, Rig, running_rig
-from integration.test_router_access import KEY, OTHER, bearer
+from fakes.router import COMPLETIONS, Rig, running_rig, until
+from integration.test_router_access import KEY, OTHER, bearer, line
 from integration.test_router_fair_queue import ONE, answer_to, keys_in, queued
 from pdcluster_cli.cluster.request_text import describe
 from pdcluster_protocol.kept import KeptAnswer, KeptRequest, LineAhead, path_for
+from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 
@@ -76,6 +77,40 @@ async def test_of_each_request_that_waited_it_is_told_whose_were_let_in_before_i
         "ahead: 3 requests let in while it waited in the queue: 2 of greedy (2 tokens), 1 of its own key"
         in describe(told["m2"], {}, "router-1")
     )
+
+
+async def test_of_requests_that_are_let_in_together_the_first_is_ahead_of_the_next(tmp_path: Path) -> None:
+    async with running_rig(max_prefill_backlog_tokens=80, api_key_file=keys_in(tmp_path)) as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        clients = [await ask(rig, f"large{number}", KEY, num_letters=4000) for number in range(4)]
+        await until(lambda: rig.router.services.admissions[Role.PREFILL].backlog_tokens == 80)
+        for number, (name, key) in enumerate((("g1", KEY), ("m1", OTHER), ("g2", KEY)), start=1):
+            clients.append(await ask(rig, name, key))
+            await queued(rig, number)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_to(client)).status for client in clients] == [200] * 7
+        await rig.settled()
+        told = {name: lines_of(await about(rig, name)) for name in ("g1", "m1", "g2")}
+    assert told == {"g1": [], "m1": [("greedy", 1)], "g2": [("greedy", 1), ("modest", 1)]}
+
+
+async def test_of_many_keys_ahead_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("".join(line(f"sk-{number}", f"key-{number}") for number in range(7)))
+    async with running_rig(**ONE, api_key_file=file) as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        clients = [await ask(rig, "first", "sk-0")]
+        await rig.prefill.next_request()
+        for number in range(7):
+            clients.append(await ask(rig, f"r{number}", f"sk-{number}"))
+            await queued(rig, number + 1)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_to(client)).status for client in clients] == [200] * 8
+        await rig.settled()
+        ahead = (await about(rig, "r6")).ahead
+    assert ahead is not None
+    assert [line.client for line in ahead.lines] == ["key-0", "key-1", "key-2", "key-3"]
+    assert (ahead.num_requests, ahead.num_known, ahead.num_other_keys) == (6, 6, 2)
 
 
 async def test_a_request_in_parts_tells_what_was_ahead_of_the_part_that_waited_longest(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 
-ONE = {"max_prefill_backlog_tokens": 1}
+ONE: dict[str, Any] = {"max_prefill_backlog_tokens": 1}
 """One request at a time."""
 
 
@@ -145,10 +146,10 @@ async def test_one_that_gets_no_place_gives_its_rate_back_and_one_that_leaves_do
         assert taken_s(rig) == pytest.approx(taken - 10)
 
 
-async def ask_in_parts(rig: Rig, num_prompts: int) -> Message:
+async def ask_in_parts(rig: Rig, num_prompts: int, key: str = KEY) -> Message:
     client = await rig.client()
     body = json.dumps({"model": "m", "prompt": ["p" * 400] * num_prompts}).encode()
-    await client.send(request_bytes(COMPLETIONS, body, bearer(KEY)))
+    await client.send(request_bytes(COMPLETIONS, body, bearer(key)))
     return await answer_to(client)
 
 
@@ -174,6 +175,34 @@ async def test_a_request_in_parts_gives_its_rate_back_if_no_part_has_entered(tmp
         assert taken_s(rig) == pytest.approx(taken + 40)
         rig.prefill.open_gate(Gate.PREFILL)
         assert [(await answer_to(client)).status for client in clients] == [200] * 4
+
+
+async def test_a_request_in_parts_that_took_places_of_another_key_gives_nothing_back(tmp_path: Path) -> None:
+    """All its places are free once one part is refused: it could push others' requests out again and again."""
+    file = keys_in(tmp_path, "", "requests_per_minute=6")
+    async with running_rig(**ONE, api_key_file=file, max_queued_requests=6) as rig:
+        clients = await occupied(rig, 6)
+        answer = await ask_in_parts(rig, 6, OTHER)
+        assert answer.json()["error"]["code"] == "queue_full", "three parts have places, and the fourth gets none"
+        assert answer.headers["x-ratelimit-remaining-requests"] == "5"
+        assert {(await answer_to(client)).status for client in clients[4:]} == {429}
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert [(await answer_to(client)).status for client in clients[:4]] == [200] * 4
+
+
+async def test_a_request_in_parts_that_waited_too_long_gives_nothing_back(tmp_path: Path) -> None:
+    file = keys_in(tmp_path, "requests_per_minute=6")
+    async with running_rig(**ONE, api_key_file=file, queue_timeout_s=0.1) as rig:
+        for _ in range(3):
+            assert (await answer_to(await ask(rig, "greedy", KEY))).status == 200
+        rig.prefill.close_gate(Gate.PREFILL)
+        clients = [await ask(rig, "greedy", KEY)]
+        await backlog_is(rig, 1)
+        taken = taken_s(rig)
+        assert (await ask_in_parts(rig, 2)).json()["error"]["code"] == "queue_timeout"
+        assert taken_s(rig) == pytest.approx(taken + 10)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert (await answer_to(clients[0])).status == 200
 
 
 async def test_the_next_request_of_a_connection_that_lost_its_place_is_answered_too(tmp_path: Path) -> None:

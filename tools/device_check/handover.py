@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -19,7 +20,7 @@ from benchmarks.block_tables import Placement, block_tables
 from benchmarks.kv_shape import KvShape
 from benchmarks.ranks import Request
 from tools.device_check.pair import Pair, Source, open_pair
-from tools.device_check.where import Work, asked_device, synchronize
+from tools.device_check.where import Work, asked_device, median_s, synchronize
 
 from pdcluster_connector.settings import PushTiming
 from pdcluster_protocol.params import ContentCheck
@@ -32,8 +33,8 @@ SHAPES: Final = {
 }
 """64 KiB of KV a token."""
 BLOCKS: Final = {"cpu": 30, "cuda": 500, "npu": 500}
-BUSY_MS: Final = {"cpu": 1, "cuda": 16, "npu": 16}
-"""Products of matrices in a layer. A pass then takes 0.2 s, about what 8e9 weights take for 8,000 tokens on an H100."""
+PASS_S: Final = {"cpu": 0.03, "cuda": 0.2, "npu": 0.2}
+"""Of work, whatever a device takes for a product: about what 8e9 weights take for 8,000 tokens on an H100."""
 ROUNDS: Final = 5
 CHECKS: Final = (ContentCheck.OFF, ContentCheck.SAMPLED, ContentCheck.FULL)
 
@@ -55,7 +56,7 @@ def main() -> int:
     found = dict[tuple[PushTiming, ContentCheck], list[Times]]()
     for timing in PushTiming:
         with open_pair(where, SHAPES[where.type], (1, 1), timing=timing) as pair:
-            work = Work(where)
+            work = Layer(where)
             checks = CHECKS if timing is PushTiming.LAYERWISE else CHECKS[:1]
             for check in checks:
                 _pushed(pair, work, next(names), check)
@@ -91,7 +92,25 @@ def _summary(found: dict[tuple[PushTiming, ContentCheck], list[Times]]) -> str:
     return f"exposed hand-over {100 * ours / serial:.1f} % of serial's; of a pass, content {more}"
 
 
-def _pushed(pair: Pair, work: Work, name: str, check: ContentCheck) -> Times:
+class Layer:
+    """The work of one layer of ``PASS_S``: products, of which one took 2.7 ms on an H200."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._work = Work(where)
+        product_s, *_ = median_s(where, ROUNDS, partial(self._work.give, 1))
+        self._products = products_of(PASS_S[where.type] / SHAPES[where.type].num_layers, product_s)
+
+    def give(self) -> None:
+        """Keep the current stream busy with it."""
+        self._work.give(self._products)
+
+
+def products_of(layer_s: float, product_s: float) -> int:
+    """The number of products that come next to ``layer_s``, at least one. Pure."""
+    return max(1, round(layer_s / product_s))
+
+
+def _pushed(pair: Pair, work: Layer, name: str, check: ContentCheck) -> Times:
     """Push one more prompt. Does not compare its bytes, which would take seconds: ``layers.py`` does that."""
     shape, where = SHAPES[pair.where.type], pair.where
     counts = (BLOCKS[where.type],)
@@ -101,7 +120,7 @@ def _pushed(pair: Pair, work: Work, name: str, check: ContentCheck) -> Times:
     pair.expect(request)
 
     def compute(source: Source, layer: int) -> None:
-        work.give(BUSY_MS[where.type])
+        work.give()
         source.compute(layer, blocks)
 
     bare = _timed(pair, lambda: _bare(pair, compute))

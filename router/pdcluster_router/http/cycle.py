@@ -309,6 +309,9 @@ class HotCycle:
         lines = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode()
         self.answer(error.status, api_of(self.path).error_body(error), JSON + _date_line() + lines + headers)
 
+    def displaces(self) -> None:
+        """It has taken the place of another key's request in the queue."""
+
     # What the connection says.
 
     def gone(self) -> None:

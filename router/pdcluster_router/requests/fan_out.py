@@ -86,6 +86,8 @@ class FanOut:
         """The header lines of the answer: those of the part that began first."""
         self._held = b""
         """The beginning of a stream, held until engines accept all parts: so an error can have its own status."""
+        self._has_displaced = False
+        """A part has cost another key a place: with all parts withdrawn at no cost, it could do so again at once."""
         self._has_begun = False
         self._has_first_byte = False
         self._is_over = False
@@ -167,9 +169,12 @@ class FanOut:
             return
         code = error.code if isinstance(error, ApiError) else ENGINE_ERROR
         self._record.part_failed(part, None if self._cycle.has_started else error.status, code)
-        if code == _QUEUE_FULL and self._cycle.slot is not None and not self._record.has_entered:
+        if code == _QUEUE_FULL and self._cycle.slot is not None and not self._has_cost_others:
             self._cycle.slot.give_back(self._services.now())
         self._fail(error)
+
+    def part_displaces(self) -> None:
+        self._has_displaced = True
 
     def part_is_sent(self, part: PartCycle) -> None:
         self._to_send.discard(part.number)
@@ -192,6 +197,10 @@ class FanOut:
         for part in self._begun():
             if part.owner is not None:
                 part.owner.resume()
+
+    @property
+    def _has_cost_others(self) -> bool:
+        return self._has_displaced or self._record.has_entered
 
     def _begun(self) -> list[PartCycle]:
         return [part for part in self._parts if part.has_started]

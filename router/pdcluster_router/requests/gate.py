@@ -99,6 +99,7 @@ class Gate:
         displaced = admission.displace_for(flow) if until is None else None
         if displaced is not None:
             until = admission.queue(waiting, share, now=now, deadline=request.deadline, flow=flow)
+            waiting.cycle.displaces()
         if until is None:
             self._has_no_place(waiting, now)
             return

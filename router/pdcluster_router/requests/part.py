@@ -53,6 +53,10 @@ class PartOwner(Protocol):
         """The part has no answer, or not all of it."""
         ...
 
+    def part_displaces(self) -> None:
+        """A part has taken the place of another key's request in the queue."""
+        ...
+
     def part_is_sent(self, part: PartCycle) -> None:
         """The part's body will not be sent again. May be called more than once."""
         ...
@@ -82,6 +86,9 @@ class PartCycle(HotCycle):
         """Ends the part, whose whole has ended: gives back all that it holds."""
         self.is_withdrawn = True
         self.gone()
+
+    def displaces(self) -> None:
+        self._whole.part_displaces()
 
     def forget(self) -> None:
         super().forget()

@@ -230,3 +230,15 @@ def test_a_debt_is_kept_while_the_weight_changes() -> None:
     changed(queue, HEAVY)
     queue.add("b2", HEAVY, 30, now=0.0)
     assert order_of(queue, most=4) == "a2 a3 a4 b2"
+
+
+def test_keys_that_come_and_go_with_each_file_leave_no_debts_behind() -> None:
+    queue = queue_of((KeyFlow("stays"), 1, 2))
+    for number in range(50):
+        name = f"key-{number}"
+        queue.add(name, KeyFlow(name), 1, now=0.0)
+        queue.let_in(name, name, now=0.0)
+        queue.let_in(order_of(queue, 1), "stays", now=0.0)
+        queue.add(f"more-{number}", KeyFlow("stays"), 1, now=0.0)
+        queue.follow(KeyFlow, now=0.0)
+    assert len(queue._classes[0].debts) < 3

@@ -40,6 +40,16 @@ def test_a_slot_that_has_left_gives_nothing_back_and_one_that_never_waited_neith
     assert lines_of(slots[1])[1] == "x-ratelimit-remaining-requests: 4"
 
 
+def test_a_slot_that_has_left_gives_no_tokens_back_either() -> None:
+    use = KeyUse()
+    use.limit(KeyLimits(requests_per_minute=6, prompt_tokens_per_minute=600))
+    slot = slot_of(use, 200, 0.0)
+    slot.waits_for_a_place()
+    slot.leave()
+    slot.give_back(0.0)
+    assert lines_of(slot)[4] == "x-ratelimit-remaining-tokens: 400"
+
+
 def test_prompt_tokens_are_told_beside_requests_or_alone_in_whole_tokens_and_thousandths_of_a_second() -> None:
     use = KeyUse()
     use.limit(KeyLimits(requests_per_minute=6, prompt_tokens_per_minute=7_000))

@@ -261,7 +261,7 @@ async def test_the_slot_of_a_request_comes_back_however_it_ends(
 
 
 async def test_the_slot_of_a_request_that_is_turned_away_at_the_queue_comes_back(tmp_path: Path) -> None:
-    limits = {"max_prefill_backlog_tokens": 1, "max_queued_requests": 1}
+    limits: dict[str, Any] = {"max_prefill_backlog_tokens": 1, "max_queued_requests": 1}
     async with running_rig(api_key_file=keys_in(tmp_path, "max_concurrent=3"), **limits) as rig:
         rig.prefill.close_gate(Gate.RESERVE)
         rig.decode.close_gate(Gate.RESERVE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -40,9 +40,10 @@ def test_a_port_of_a_closed_session_is_never_used_again() -> None:
         freed.append(port_of(engine))
         engine.close()
 
-    offers: Iterator[int] = iter([used, used, 0])
+    # The kernel may choose a port that an earlier test had.
+    offers = chain([used, used], repeat(0))
     second = start_on_new_ports(lambda: listener(next(offers)), free)
-    assert freed == [used, used]
+    assert freed[:2] == [used, used]
     assert port_of(second) != used
     second.close()
 

@@ -39,6 +39,7 @@ from benchmarks.places import LINKS, Place, open_places
 from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.transport.mooncake import MooncakeTransport
+from pdcluster_protocol.launch import TransferProtocol
 
 _SPARE: Final = 2
 _MANY: Final = 128
@@ -195,7 +196,7 @@ def _serve_sender(pipe: Connection, host: str, case: Case, rank: int, store: str
 
 
 def _transport(host: str, most: int, *memory: torch.Tensor) -> MooncakeTransport:
-    transport = MooncakeTransport(TransportSettings(host, "tcp", writes_per_submit=most))
+    transport = MooncakeTransport(TransportSettings(host, TransferProtocol.TCP.value, writes_per_submit=most))
     for tensor in memory:
         transport.register(tensor.data_ptr(), tensor.nbytes)
     return transport

@@ -34,6 +34,7 @@ from pdcluster_connector.worker.prefill import PrefillWorker
 from pdcluster_connector.worker.receiver import Receiver
 from pdcluster_connector.worker.resharding import GroupResharding, Resharding, TokenMemory
 from pdcluster_protocol.ids import BootId, RequestId
+from pdcluster_protocol.launch import TransferProtocol
 from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import Hello, Welcome
@@ -132,7 +133,7 @@ def make_prefill_rank(
     if strips is not None:
         memory = replace(memory, spans=(*memory.spans, strips.memory.span))
     protocol = facts.settings.transfer_protocol
-    use = Use.WRITES_AND_KNOWS_THE_END if protocol == "rdma" else Use.WRITES
+    use = Use.WRITES_AND_KNOWS_THE_END if protocol == TransferProtocol.RDMA else Use.WRITES
     sessions = _make_sessions(facts, memory, device, use)
     hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, protocol)
     trace = Trace(facts.settings.trace_file)

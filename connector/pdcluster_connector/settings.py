@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.launch import MAX_MIN_PUSH_TOKENS
+from pdcluster_protocol.launch import MAX_MIN_PUSH_TOKENS, TransferProtocol
 from pdcluster_protocol.params import ContentCheck
 
 _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
@@ -46,7 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     side_channel_port: int = 0
     """Decode rank r (stage by stage, one data-parallel engine after the other) listens on this port + r, in
     [0, 65535]. Default 0: any free port, announced in the reservation."""
-    transfer_protocol: str = "tcp"
+    transfer_protocol: str = TransferProtocol.TCP.value
     """Mooncake's protocol: ``tcp``, ``rdma`` or ``ascend``, the same on all engines. Default ``tcp``: works everywhere.
     It is enforced: the connector sets ``MC_FORCE_TCP`` or ``MC_FORCE_HCA``, and refuses other variables by which
     Mooncake chooses, and ``rdma`` without a device that the process may open."""
@@ -120,13 +120,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def shares_session(self) -> bool:
         """Whether all peers of a rank use one transport session."""
-        must_share = self.transfer_protocol == "ascend"
+        must_share = self.transfer_protocol == TransferProtocol.ASCEND
         return self.sessions is SessionUse.SHARED or (self.sessions is SessionUse.AUTO and must_share)
 
     @property
     def gathers_strips(self) -> bool:
         """Whether small strips may be gathered. Over TCP only: each write is a call there, where it was measured."""
-        return self.transfer_protocol == "tcp" and self.strip_staging_bytes > 0
+        return self.transfer_protocol == TransferProtocol.TCP and self.strip_staging_bytes > 0
 
     @property
     def staged_s(self) -> float:
@@ -216,7 +216,7 @@ def _cure(problem: str) -> str:
 
 
 def _check_devices(settings: Settings) -> None:
-    if settings.transfer_devices and settings.transfer_protocol != "rdma":
+    if settings.transfer_devices and settings.transfer_protocol != TransferProtocol.RDMA:
         raise ConfigError(
             f"transfer_devices is {list(settings.transfer_devices)} with transfer_protocol "
             f"{settings.transfer_protocol}, which uses none: leave transfer_devices out, or use transfer_protocol rdma"

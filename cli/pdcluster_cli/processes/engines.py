@@ -18,7 +18,7 @@ from typing import Final
 from pdcluster_cli.processes.parallelism import ONE_RANK, ParallelSizes
 from pdcluster_cli.processes.zygote import EngineSpec
 from pdcluster_protocol import labels, launch
-from pdcluster_protocol.launch import ConnectorSettings, router_flag
+from pdcluster_protocol.launch import ConnectorSettings, TransferProtocol, router_flag
 from pdcluster_protocol.secret import SECRET_VARIABLE
 
 ENGINE_MODULE: Final = "vllm.entrypoints.openai.api_server"
@@ -76,7 +76,11 @@ CPU_STAGE_ARGS: Final = ("--no-enforce-eager", "--compilation-config", '{"mode":
 """For pipeline stages: without a compilation mode vLLM 0.32's CPU worker skips the warm-up, and then a later stage has
 no buffer to receive into."""
 
-_TRANSFER_PROTOCOL: Final = {LocalDevice.CPU: "tcp", LocalDevice.CUDA: "tcp", LocalDevice.NPU: "ascend"}
+_TRANSFER_PROTOCOL: Final = {
+    LocalDevice.CPU: TransferProtocol.TCP,
+    LocalDevice.CUDA: TransferProtocol.TCP,
+    LocalDevice.NPU: TransferProtocol.ASCEND,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,7 @@ def engine_argv(plan: EnginePlan) -> tuple[str, ...]:
 
 def kv_transfer_config(plan: EnginePlan) -> dict[str, object]:
     """vLLM's ``KVTransferConfig`` for the planned engine."""
-    ours: ConnectorSettings = {"host": LOOPBACK, "transfer_protocol": _TRANSFER_PROTOCOL[plan.device]}
+    ours: ConnectorSettings = {"host": LOOPBACK, "transfer_protocol": _TRANSFER_PROTOCOL[plan.device].value}
     if plan.trace_file:
         ours["trace_file"] = str(plan.trace_file)
     role, settings = labels.Role(plan.role.value), {**ours, **plan.connector}

@@ -23,6 +23,7 @@ from pdcluster_connector.self_test.judging import (
     mooncake_problem,
 )
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import TransferProtocol
 
 HCCN_CONF: Final = Path("/etc/hccn.conf")
 
@@ -35,7 +36,7 @@ def require_machine(device_type: str, protocol: str) -> None:
     """
     problems = (
         mooncake_problem(read_mooncake(device_type)),
-        *(ascend_problems(read_ascend()) if protocol == "ascend" else ()),
+        *(ascend_problems(read_ascend()) if protocol == TransferProtocol.ASCEND else ()),
     )
     if found := [problem for problem in problems if problem]:
         raise ConfigError("; ".join(found))

@@ -33,7 +33,7 @@ from pdcluster_connector.transport.protocol_check import require_taken
 from pdcluster_connector.transport.protocols import environment_of, locked_memory_problem, require_rdma_devices
 from pdcluster_connector.transport.submits import KnownEnd, Submits, Submitted, choose_submits
 from pdcluster_protocol.errors import ConfigError, TransferError
-from pdcluster_protocol.launch import MOONCAKE_PORTS
+from pdcluster_protocol.launch import MOONCAKE_PORTS, TransferProtocol
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _DEFAULTS: Final = {
@@ -104,7 +104,7 @@ class MooncakeTransport:
         return self._submits.writes_per_submit
 
     def register(self, address: int, num_bytes: int) -> None:
-        if self._protocol == "rdma" and (problem := locked_memory_problem(num_bytes)):
+        if self._protocol == TransferProtocol.RDMA and (problem := locked_memory_problem(num_bytes)):
             _LOG.warning("locked memory: %s", problem)
         with self._running() as engine:
             status = engine.register_memory(address, num_bytes)
@@ -259,7 +259,7 @@ def free_engine(engine: Any) -> None:
 def _start_engine(settings: TransportSettings) -> Any:
     _set_environment(settings.protocol)
     _require_own_address(settings.host)
-    if settings.protocol == "rdma":
+    if settings.protocol == TransferProtocol.RDMA:
         require_rdma_devices(settings.devices)
     try:
         from mooncake.engine import TransferEngine  # needs system libraries: fail with their names

@@ -21,6 +21,7 @@ import time
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import TransferProtocol
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _METADATA: Final = 1
@@ -67,7 +68,7 @@ def taken_problem(protocol: str, answer: bytes) -> str:
             f"use transfer_protocol {taken} on all engines"
         )
     version = said.get("tcp_proto_version", 1)
-    if protocol == "tcp" and version < _ACKNOWLEDGES:
+    if protocol == TransferProtocol.TCP and version < _ACKNOWLEDGES:
         return (
             f"Mooncake speaks version {version} of its TCP protocol, which does not say when bytes have arrived, "
             f"{_ACKNOWLEDGES} is needed: install Mooncake 0.3.12.post1 or later"

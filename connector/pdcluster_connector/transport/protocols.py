@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.launch import TransferProtocol
 
-PROTOCOLS: Final = ("ascend", "rdma", "tcp")
-
-_FORCED_BY: Final = {"tcp": "MC_FORCE_TCP", "rdma": "MC_FORCE_HCA"}
+_FORCED_BY: Final = {TransferProtocol.TCP: "MC_FORCE_TCP", TransferProtocol.RDMA: "MC_FORCE_HCA"}
 _CHOOSES: Final = (
     "MC_FORCE_TCP", "MC_FORCE_HCA", "MC_FORCE_MNNVL", "MC_FORCE_SHM", "MC_INTRANODE_NVLINK", "MC_INTRA_NVLINK",
     "MC_USE_TENT", "MC_USE_TEV1",
@@ -41,9 +40,9 @@ def environment_of(protocol: str, environ: Mapping[str, str]) -> dict[str, str]:
     """
     if environ.get(_LEGACY) == "1":
         raise ConfigError(f"{_LEGACY}=1 makes Mooncake report bytes that have not arrived: unset it")
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"transfer_protocol is {protocol!r}: use one of {', '.join(PROTOCOLS)}")
-    forced = _FORCED_BY.get(protocol)
+    if protocol not in list(TransferProtocol):
+        raise ConfigError(f"transfer_protocol is {protocol!r}: use one of {', '.join(sorted(TransferProtocol))}")
+    forced = _FORCED_BY.get(TransferProtocol(protocol))
     if contrary := [name for name in _CHOOSES if name in environ and name != forced]:
         name = contrary[0]
         raise ConfigError(

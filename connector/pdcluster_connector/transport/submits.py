@@ -21,10 +21,11 @@ from typing import Any, Final, Protocol
 
 from pdcluster_connector.transport.base import WriteRange, WriteStatus
 from pdcluster_protocol.errors import TransferError
+from pdcluster_protocol.launch import TransferProtocol
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 
-_DEFAULTS: Final = {"tcp": 1, "rdma": 128, "ascend": 128}
+_DEFAULTS: Final = {TransferProtocol.TCP: 1, TransferProtocol.RDMA: 128, TransferProtocol.ASCEND: 128}
 """Writes in one call. 128: a lane then has eight calls in flight, and Ascend's pool has eight threads."""
 
 _ALLOCATE: Final = "_ZN8mooncake14TransferEngine15allocateBatchIDEm"
@@ -204,7 +205,7 @@ def choose_submits(protocol: str, wanted: int, engine: Any, load: Callable[[], A
     ``wanted``: writes in one call; 0: what fits ``protocol``. Each call has one write if Mooncake lacks the symbols for
     more, or answers otherwise than 0.3.13.
     """
-    number = wanted or _DEFAULTS[protocol]
+    number = wanted or _DEFAULTS[TransferProtocol(protocol)]
     if number == 1:
         return SingleSubmits(engine)
     try:

@@ -34,8 +34,8 @@ from pdcluster_operator.api.base import (
 from pdcluster_operator.api.role import DeviceKind, Roles, ranks_of
 from pdcluster_operator.api.router import RouterSpec
 from pdcluster_operator.api.status import PDClusterStatus
-from pdcluster_operator.api.transfer import Transfer, TransferProtocol
-from pdcluster_protocol.launch import HTTP_PORT
+from pdcluster_operator.api.transfer import Transfer
+from pdcluster_protocol.launch import HTTP_PORT, TransferProtocol
 
 
 class Volume(ApiModel):
@@ -283,7 +283,7 @@ class PDClusterSpec(ApiModel):
             path=".tls",
         ),
         Rule(
-            holds="!has(self.transfer.protocol) || self.transfer.protocol != 'ascend' || "
+            holds=f"!has(self.transfer.protocol) || self.transfer.protocol != '{TransferProtocol.ASCEND}' || "
             "self.roles.prefill.device.kind == 'ascend'",
             says="transfer.protocol is ascend and device.kind is %s: use tcp or rdma, or leave protocol out",
             values=("self.roles.prefill.device.kind",),
@@ -291,7 +291,8 @@ class PDClusterSpec(ApiModel):
             path=".transfer.protocol",
         ),
         Rule(
-            holds="!has(self.transfer.devices) || (has(self.transfer.protocol) && self.transfer.protocol == 'rdma')",
+            holds="!has(self.transfer.devices) || (has(self.transfer.protocol) "
+            f"&& self.transfer.protocol == '{TransferProtocol.RDMA}')",
             says="transfer.devices names RDMA devices and transfer.protocol is %s: set protocol rdma, or leave devices "
             "out",
             values=("has(self.transfer.protocol) ? self.transfer.protocol : 'not set'",),

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated
 
 from pydantic import Field
 
 from pdcluster_operator.api.base import DAY_S, ApiModel
-from pdcluster_protocol.launch import MAX_MIN_PUSH_TOKENS, SIDE_CHANNEL_PORT
+from pdcluster_protocol.launch import MAX_MIN_PUSH_TOKENS, SIDE_CHANNEL_PORT, TransferProtocol
 from pdcluster_protocol.metaserver import Action
 from pdcluster_protocol.params import ContentCheck
-
-
-class TransferProtocol(Enum):
-    """The protocol that carries the KV (Mooncake's own words)."""
-
-    TCP = "tcp"
-    RDMA = "rdma"
-    ASCEND = "ascend"
-
 
 DeviceName = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9_.-]+$")]
 """A network device's name."""

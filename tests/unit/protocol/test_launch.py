@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -18,6 +20,7 @@ from pdcluster_protocol.launch import (
     SIDE_CHANNEL_PORT,
     ConnectorSettings,
     RouterFlag,
+    TransferProtocol,
     kv_transfer_config,
     router_flag,
 )
@@ -74,3 +77,17 @@ def test_the_router_takes_the_engines_key_from_the_variable_that_engines_have_it
 
 def test_the_side_channels_of_a_pod_are_none_of_mooncakes_ports() -> None:
     assert MOONCAKE_PORTS[0] >= SIDE_CHANNEL_PORT + 1024
+
+
+def test_transfer_protocols_are_spelled_in_one_place() -> None:
+    """A new one is then found by mypy and by the names that are used, not by a search for words."""
+    root = Path(__file__).parents[3]
+    packages = ("connector", "operator", "cli", "router", "protocol", "kube")
+    spelled: dict[str, set[str]] = {}
+    for file in (file for package in packages for file in (root / package).rglob("*.py")):
+        words = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+        for word in (word for word in TransferProtocol if word in words):
+            spelled.setdefault(word.value, set()).add(file.name)
+    assert spelled == {"tcp": {"launch.py"}, "rdma": {"launch.py"}, "ascend": {"launch.py", "role.py"}}, (
+        "use TransferProtocol; role.py has a kind of device of that name"
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 from pdcluster_operator.api.role import DeviceKind, RoleSpec
-from pdcluster_operator.api.transfer import TransferProtocol
 from pdcluster_operator.core import names
 from pdcluster_operator.core.manifests import pool_tls
 from pdcluster_operator.core.manifests.command import (
@@ -40,7 +39,7 @@ from pdcluster_operator.core.manifests.strategic_merge import merge_template
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, TransferProtocol
 
 MAX_PORTS: Final = 64
 """The most side channels that a pod lists: no node has more devices. The list is for people, and for the scheduler if

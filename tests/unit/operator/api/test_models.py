@@ -11,7 +11,7 @@ from pdcluster_operator.api.cluster import Model, PDCluster, metadata_problems
 from pdcluster_operator.api.role import RoleSpec
 from pdcluster_operator.api.scaler import PDRoleScaler
 from pdcluster_operator.api.status import ConditionStatus, PDClusterStatus, RoleStatus, WireCondition, summary_of
-from pdcluster_operator.api.transfer import TransferProtocol
+from pdcluster_protocol.launch import TransferProtocol
 
 SCHEMA_REFUSED = [case for case in REFUSED if case.by is By.SCHEMA]
 RULE_REFUSED = [case for case in REFUSED if case.by is By.RULE]

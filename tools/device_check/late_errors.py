@@ -105,10 +105,7 @@ def try_case(case: Case, pair: Pair, report: Report) -> None:
 
 def fail_on_prefill(fail: Callable[[Source], object], pair: Pair, report: Report) -> None:
     """A kernel of prefill's forward pass fails. Appends to ``report``."""
-    before, compared, plain, after = requests = _requests("before", "compared", "plain", "after")
-    compared = replace(compared, check=ContentCheck.FULL)
-    requests[1] = compared
-    pair.prepare(*requests)
+    before, compared, plain, after = requests = _prepared(pair, "before", "compared", "plain", "after")
     work = Work(pair.where)
     blocks = {one.name: torch.tensor(one.prefill_blocks, device=pair.where) for one in requests}
     synchronize(pair.where)
@@ -137,10 +134,7 @@ def fail_on_prefill(fail: Callable[[Source], object], pair: Pair, report: Report
 
 def fail_on_decode(pair: Pair, report: Report) -> None:
     """A kernel on decode fails while two requests are pushed to it. Appends to ``report``."""
-    before, compared, plain = requests = _requests("before", "compared", "plain")
-    compared = replace(compared, check=ContentCheck.FULL)
-    requests[1] = compared
-    pair.prepare(*requests)
+    before, compared, plain = requests = _prepared(pair, "before", "compared", "plain")
     work = Work(pair.where)
     blocks = {one.name: torch.tensor(one.prefill_blocks, device=pair.where) for one in requests}
     synchronize(pair.where)
@@ -162,11 +156,15 @@ def fail_on_decode(pair: Pair, report: Report) -> None:
     _require_released(pair, requests, report)
 
 
-def _requests(*names: str) -> list[Request]:
-    """Requests of ``BLOCKS`` blocks each. No two requests share a block."""
+def _prepared(pair: Pair, *names: str) -> list[Request]:
+    """Requests of ``BLOCKS`` blocks each, made ready on both sides. No two requests share a block. The content of the
+    request ``compared`` is checked in full."""
     counts = (BLOCKS,) * len(names)
     ours, theirs = (block_tables(Placement.USED, counts, SHAPE.num_blocks, seed) for seed in (1, 2))
-    return [Request(*one) for one in zip(names, ours, theirs, strict=True)]
+    requests = [Request(*one) for one in zip(names, ours, theirs, strict=True)]
+    requests = [replace(one, check=ContentCheck.FULL) if one.name == "compared" else one for one in requests]
+    pair.prepare(*requests)
+    return requests
 
 
 def _is_told(step: Callable[[], object]) -> bool:

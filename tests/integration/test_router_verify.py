@@ -287,13 +287,13 @@ async def test_one_after_the_other_they_go_through_all_engines() -> None:
 async def test_what_is_missing_is_told() -> None:
     async with running_kube_rig() as rig:
         alone = await rig.start("decode", "r2", ready=False)
-        await rig.becomes(alone, "not_ready")
+        await rig.becomes(alone, "starting")
         missing = await verify(rig, revision="r2")
         assert error_of(missing) == (
             503,
             "nothing_to_verify",
             "no prefill engine of revision 'r2' is ready and answers its /health: this router knows 0 of them; "
-            "no decode engine of revision 'r2' is ready and answers its /health: decode-1 (pod-uid-s2) is not_ready",
+            "no decode engine of revision 'r2' is ready and answers its /health: decode-1 (pod-uid-s2) is starting",
         )
         assert missing.headers["retry-after"]
         await rig.usable(await rig.start("prefill", "r2"))

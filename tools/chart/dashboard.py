@@ -90,7 +90,7 @@ PANELS: Final = (
     ),
     Panel(
         "Engines by state",
-        "As each router sees them, on average; only serving ones get new work.",
+        "As each router sees them, on average; serving ones get new work.",
         "short",
         (Line("avg by (role, revision, state) (pdcluster_router_engines{POOL})", "{{role}} {{state}} {{revision}}"),),
     ),

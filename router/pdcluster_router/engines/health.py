@@ -14,7 +14,6 @@ from typing import Final
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.listing import Listing, read_listing
-from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.engines.outage import Sign
 from pdcluster_router.core.engines.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
@@ -32,8 +31,11 @@ ask for, engines must not feel it."""
 
 
 def missing_engines(roster: Roster) -> str:
-    """The engines that are missing; empty when there is one healthy engine of each role, of one revision."""
-    well = [engine for engine in roster.all_engines() if engine.state is EngineState.SERVING and engine.is_healthy]
+    """The engines that are missing; empty when there is one healthy engine of each role, of one revision.
+
+    An engine that is not ready any more counts: requests go there if no better engine is left.
+    """
+    well = [engine for engine in roster.all_engines() if engine.state.was_ready and engine.is_healthy]
     missing = [role.value for role in Role if not any(engine.role is role for engine in well)]
     if missing:
         return f"no {' and no '.join(missing)} engine answers its /health"

@@ -222,7 +222,7 @@ class Roster:
                 self._add(member)
             case NewState(key, state):
                 self._by_key[key].change(state)
-                _log("serving again" if state is EngineState.SERVING else "draining", self._by_key[key])
+                _log(_NEWS.get(state, "draining"), self._by_key[key])
             case Remove(key):
                 self._remove(self._by_key.pop(key))
 
@@ -271,6 +271,10 @@ class _Heirs:
         if group is None:
             return None
         return Heir(roster.whole if group.is_whole else roster.candidates_of(group.engines), group.has_prefill)
+
+
+_NEWS: Final = {EngineState.SERVING: "serving again", EngineState.NOT_READY: "not ready any more"}
+"""What the log says of an engine's new state. Of any other it says that the engine drains."""
 
 
 def _log(what: str, engine: Engine) -> None:

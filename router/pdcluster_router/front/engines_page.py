@@ -45,9 +45,12 @@ def _discovery(services: Services) -> DiscoveryStatus:
 
 
 def _revision(revision: str, engines: list[Engine]) -> RevisionRow:
-    serving = [engine for engine in engines if engine.revision == revision and engine.state is EngineState.SERVING]
-    counts = {role.value: sum(engine.role is role for engine in serving) for role in Role}
-    return RevisionRow(revision, counts, serves=revision in serving_revisions(serving))
+    serving = [engine for engine in engines if engine.state is EngineState.SERVING]
+    ours = [engine for engine in serving if engine.revision == revision]
+    counts = {role.value: sum(engine.role is role for engine in ours) for role in Role}
+    once_ready = [engine for engine in engines if engine.state.was_ready]
+    used = serving_revisions(serving) or serving_revisions(once_ready)
+    return RevisionRow(revision, counts, serves=revision in used)
 
 
 def _engine(engine: Engine, services: Services) -> EngineRow:

@@ -368,7 +368,7 @@ class _Engines(Collector):
 def _counted(samples: Iterable[EngineSample]) -> Metric:
     engines = GaugeMetricFamily(
         _PREFIX + "engines",
-        "Engines that are known, by role, revision and state; only serving ones get new work",
+        "Engines that are known, by role, revision and state; serving ones get new work",
         labels=("role", "revision", "state"),
     )
     for labels, number in Counted((one.role, one.revision, one.state) for one in samples).items():

@@ -136,7 +136,8 @@ def _worth(engines: list[E]) -> tuple[bool, ...]:
     """How well a group can serve a request, as a sort key."""
     serving = [engine for engine in engines if engine.state is EngineState.SERVING]
     well = [engine for engine in serving if engine.is_healthy]
-    pairs = (bool(serving_revisions(these)) for these in (well, serving))
+    once_ready = [engine for engine in engines if engine.state.was_ready]
+    pairs = (bool(serving_revisions(these)) for these in (well, serving, once_ready))
     return (*pairs, *(_has(these, Role.DECODE) for these in (well, serving, engines)))
 
 

@@ -1,13 +1,13 @@
 """The engines that a router knows, and which of them may get work: from discovery's words to changes of the roster.
 
-    listed --> SERVING <--ready / not ready--> NOT_READY
-                  |                               |
-                  +------- terminating -----------+
-                                v
-                 FINISHING --serves no more, or not listed any more--> LEAVING --not listed, and idle--> removed
+    listed --> STARTING --ready--> SERVING <--ready / not ready--> NOT_READY
+                  |                   |                                |
+                  +-------------------+-- terminating -----------------+
+                                      v
+                   FINISHING --serves no more, or not listed any more--> LEAVING --not listed, and idle--> removed
 
-Only SERVING engines get new work. From each state, an engine that discovery lists no longer becomes LEAVING. It is
-removed when its last request has ended, however long that takes.
+SERVING engines get new work, and NOT_READY ones if the pool has nothing better. From each state, an engine that
+discovery lists no longer becomes LEAVING. It is removed when its last request has ended, however long that takes.
 Decides from one whole picture at a time; knows no engine object, no API and no clock.
 """
 
@@ -24,10 +24,13 @@ from pdcluster_protocol.labels import Role
 class EngineState(Enum):
     """The work that an engine may get. The pool's page and the metrics show the values."""
 
+    STARTING = "starting"
+    """It is not ready, and this router has not seen it ready yet: no work."""
     SERVING = "serving"
     """New work."""
     NOT_READY = "not_ready"
-    """No new work until it is ready again."""
+    """It was ready and is not any more. New work only if no serving engine can take it: on a busy node the kubelet's
+    probe may come too late, and then a request that tries is better than one that is refused."""
     FINISHING = "finishing"
     """It terminates, but still answers: no new work. If no other prefill engine of its revision is left, a prefill
     engine may still be asked for the prompt of a request that a decode engine of that revision has already."""
@@ -37,7 +40,15 @@ class EngineState(Enum):
     @property
     def is_probed(self) -> bool:
         """Whether it is worth asking how it is: it may get work now or later."""
+        return self in _PROBED
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it is ready, or was until its probe failed. It does not terminate."""
         return self is EngineState.SERVING or self is EngineState.NOT_READY
+
+
+_PROBED = (EngineState.STARTING, EngineState.SERVING, EngineState.NOT_READY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +82,10 @@ class Member:
 
     @property
     def state(self) -> EngineState:
+        """Its state if nothing is known of it from before."""
         if self.is_terminating:
             return EngineState.FINISHING if self.is_serving else EngineState.LEAVING
-        return EngineState.SERVING if self.is_ready else EngineState.NOT_READY
+        return EngineState.SERVING if self.is_ready else EngineState.STARTING
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +131,14 @@ def plan(known: Mapping[EngineKey, KnownEngine], listed: Iterable[Member]) -> li
     commands: list[RosterChange] = []
     for key, engine in known.items():
         member = members.pop(key, None)
-        state = EngineState.LEAVING if member is None else member.state
+        state = EngineState.LEAVING if member is None else _next_state(engine.state, member)
         if member is None and not engine.is_busy:
             commands.append(Remove(key))
         elif engine.state is not state:
             commands.append(NewState(key, state))
     return commands + [Add(member) for member in members.values()]
+
+
+def _next_state(now: EngineState, member: Member) -> EngineState:
+    is_not_ready_again = member.state is EngineState.STARTING and now.was_ready
+    return EngineState.NOT_READY if is_not_ready_again else member.state

@@ -118,29 +118,37 @@ S = TypeVar("S", bound=Standing)
 def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
     """Decode engines that may get new work, best first. A later tier is used when no engine of an earlier one is left.
 
-    An engine that fails its probes, or is ejected, is still better than no engine: the last tier has them all, for a
-    request that has failed on every better one. But a revision without a serving engine of each role gets nothing.
+    An engine that fails its probes, is ejected, or is not ready any more is still better than no engine: the last tiers
+    have them, for a request that has failed on every better one. The router's own probe is newer than the kubelet's. So
+    an engine that is not ready and healthy comes before one that is ready and not healthy. But a revision gets nothing
+    without an engine of each role that is, or was, ready.
     """
     serving = _serving(engines)
-    revisions = serving_revisions(serving)
     well = [engine for engine in serving if engine.is_healthy and not engine.breaker.is_ejected]
     healthy_revisions = serving_revisions(well)
-    decodes = [engine for engine in serving if engine.role is Role.DECODE and engine.revision in revisions]
+    decodes = _paired_decodes(serving)
     healthy_decodes = [engine for engine in decodes if engine.is_healthy]
     best = [engine for engine in healthy_decodes if engine.revision in healthy_revisions]
-    return tuple(tier for tier in (usable(best), usable(healthy_decodes), usable(decodes), decodes) if tier)
+    once_ready = _paired_decodes([engine for engine in engines if engine.state.was_ready])
+    answering = [engine for engine in once_ready if engine.is_healthy]
+    tiers = (best, healthy_decodes, answering, decodes)
+    return tuple(tier for tier in (*map(usable, tiers), decodes, once_ready) if tier)
 
 
 def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     """Prefill engines for a request that a decode engine of ``revision`` has, best first.
 
     The last tier has engines that terminate: without them decode would have to compute the prompt of this request.
+    Those that are not ready any more come as in ``decode_tiers``.
     """
     ours = [engine for engine in engines if engine.role is Role.PREFILL and engine.revision == revision]
     serving = _serving(ours)
     healthy = [engine for engine in serving if engine.is_healthy]
+    once_ready = [engine for engine in ours if engine.state.was_ready]
+    answering = [engine for engine in once_ready if engine.is_healthy]
     finishing = [engine for engine in ours if engine.state is EngineState.FINISHING]
-    return tuple(tier for tier in (usable(healthy), usable(serving), serving, finishing) if tier)
+    tiers = (usable(healthy), usable(answering), usable(serving), serving, once_ready, finishing)
+    return tuple(tier for tier in tiers if tier)
 
 
 def usable_prefills(engines: Sequence[S]) -> list[S]:
@@ -163,6 +171,11 @@ def serving_revisions(engines: Iterable[S]) -> set[str]:
     for engine in engines:
         found[engine.role].add(engine.revision)
     return found[Role.PREFILL] & found[Role.DECODE]
+
+
+def _paired_decodes(engines: Sequence[S]) -> list[S]:
+    revisions = serving_revisions(engines)
+    return [engine for engine in engines if engine.role is Role.DECODE and engine.revision in revisions]
 
 
 def left_of(tiers: Iterable[Sequence[T]], excluded: Collection[T]) -> Sequence[T]:

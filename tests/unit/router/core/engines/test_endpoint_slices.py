@@ -100,7 +100,7 @@ def test_a_cluster_without_revisions_has_one() -> None:
 @pytest.mark.parametrize(
     ("older", "newer", "expected"),
     [
-        ({"ready": True}, {"ready": False}, "not_ready"),
+        ({"ready": True}, {"ready": False}, "starting"),
         ({"ready": False}, {"ready": True}, "serving"),
         ({"ready": False, "serving": True, "terminating": True}, {"ready": True}, "finishing"),
         ({"ready": True}, {"ready": False, "serving": False, "terminating": True}, "leaving"),

@@ -29,7 +29,7 @@ KEY = READY.key
     ("member", "state"),
     [
         (READY, EngineState.SERVING),
-        (NOT_READY, EngineState.NOT_READY),
+        (NOT_READY, EngineState.STARTING),
         (FINISHING, EngineState.FINISHING),
         (STOPPED, EngineState.LEAVING),
         # A Service that publishes addresses that are not ready calls a terminating pod ready.
@@ -45,11 +45,16 @@ def test_terminating_counts_more_than_ready(member: Member, state: EngineState) 
     [
         (None, False, READY, [Add(READY)]),
         (None, False, FINISHING, [Add(FINISHING)]),
+        (None, False, NOT_READY, [Add(NOT_READY)]),
+        (EngineState.STARTING, False, NOT_READY, []),
+        (EngineState.STARTING, False, READY, [NewState(KEY, EngineState.SERVING)]),
+        (EngineState.STARTING, False, FINISHING, [NewState(KEY, EngineState.FINISHING)]),
         (EngineState.SERVING, True, READY, []),
         (EngineState.SERVING, True, NOT_READY, [NewState(KEY, EngineState.NOT_READY)]),
         (EngineState.SERVING, False, FINISHING, [NewState(KEY, EngineState.FINISHING)]),
         (EngineState.SERVING, True, None, [NewState(KEY, EngineState.LEAVING)]),
         (EngineState.SERVING, False, None, [Remove(KEY)]),
+        (EngineState.NOT_READY, False, NOT_READY, []),
         (EngineState.NOT_READY, False, READY, [NewState(KEY, EngineState.SERVING)]),
         (EngineState.FINISHING, True, STOPPED, [NewState(KEY, EngineState.LEAVING)]),
         (EngineState.FINISHING, False, STOPPED, [NewState(KEY, EngineState.LEAVING)]),
@@ -57,6 +62,7 @@ def test_terminating_counts_more_than_ready(member: Member, state: EngineState) 
         (EngineState.LEAVING, True, None, []),
         (EngineState.LEAVING, False, None, [Remove(KEY)]),
         (EngineState.LEAVING, True, READY, [NewState(KEY, EngineState.SERVING)]),
+        (EngineState.LEAVING, True, NOT_READY, [NewState(KEY, EngineState.STARTING)]),
         (EngineState.LEAVING, False, STOPPED, []),
     ],
 )
@@ -78,4 +84,6 @@ def test_another_pod_revision_or_address_is_another_engine(other: Member) -> Non
 
 
 def test_only_engines_that_may_get_work_now_or_later_are_probed() -> None:
-    assert {state for state in EngineState if state.is_probed} == {EngineState.SERVING, EngineState.NOT_READY}
+    terminating = {EngineState.FINISHING, EngineState.LEAVING}
+    assert {state for state in EngineState if not state.is_probed} == terminating
+    assert {state for state in EngineState if not state.was_ready} == terminating | {EngineState.STARTING}

@@ -20,7 +20,10 @@ from pdcluster_router.core.engines.placement import (
 
 @dataclass(frozen=True)
 class Stands:
-    """An engine by a word like ``d1+``: its role, its revision, and + healthy, - not, ! not ready, ~ finishing.
+    """An engine by a word like ``d1+``: its role, its revision, and one of
+
+        +  healthy        !  not ready any more, healthy    ?  starting    ~  finishing
+        -  not healthy    /  the same, not healthy                         x  leaving
 
     A digit at its end: ejected at that second.
     """
@@ -42,13 +45,20 @@ class Stands:
 
     @property
     def state(self) -> EngineState:
-        return {"!": EngineState.NOT_READY, "~": EngineState.FINISHING, "x": EngineState.LEAVING}.get(
-            self.word[2], EngineState.SERVING
-        )
+        return _STATES.get(self.word[2], EngineState.SERVING)
 
     @property
     def is_healthy(self) -> bool:
-        return self.word[2] != "-"
+        return self.word[2] not in "-/"
+
+
+_STATES = {
+    "!": EngineState.NOT_READY,
+    "/": EngineState.NOT_READY,
+    "?": EngineState.STARTING,
+    "~": EngineState.FINISHING,
+    "x": EngineState.LEAVING,
+}
 
 
 def stand(words: str) -> list[Stands]:
@@ -88,8 +98,15 @@ def test_a_request_that_has_failed_goes_where_the_last_request_did_not() -> None
         ("p1+1 d1+ p2+ d2+", ["d2+", "d1+ d2+"]),
         ("p1+1 d1+", ["d1+"]),
         ("p1+ d2+", []),
-        ("p1+ d1! d1~ d1x", []),
-        ("p1! d1+", []),
+        ("p1+ d1? d1~ d1x", []),
+        ("p1? d1+", []),
+        ("p1+ d1!", ["d1!"]),
+        ("p1! d1+", ["d1+"]),
+        ("p1+ d1/", ["d1/"]),
+        ("p1+ d1+ d1! d1/", ["d1+", "d1+ d1!", "d1+", "d1+ d1! d1/"]),
+        ("p1+ d1- d1! d1/", ["d1!", "d1-", "d1- d1! d1/"]),
+        ("p1! d1! p2+ d2+", ["d2+", "d1! d2+", "d2+", "d1! d2+"]),
+        ("p1! d2!", []),
         ("p1~ d1+", []),
         ("p1~ d1+ p2+ d2-", ["d2-"]),
         ("", []),
@@ -111,7 +128,9 @@ def test_decode_is_chosen_among_serving_engines_of_revisions_that_have_both_role
         ("p1+3 p1+1 p1+2", ["p1+1", "p1+3 p1+1 p1+2"]),
         ("p1+1 p2+", ["p1+1"]),
         ("p1~ p2+", ["p1~"]),
-        ("p1! p1x", []),
+        ("p1? p1x", []),
+        ("p1! p1- p1/ p1~", ["p1!", "p1-", "p1! p1- p1/", "p1~"]),
+        ("p1! p1+", ["p1+", "p1! p1+", "p1+", "p1! p1+"]),
         ("p2+", []),
     ],
 )

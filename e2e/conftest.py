@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ from campaign.questions import Answer, Question, make_questions
 from e2e.box import FOLDER_VARIABLE
 from e2e.cluster import OPERATOR, OPERATOR_NAMESPACE, Cluster, KubectlError
 from e2e.images import PDCLUSTER_REPOSITORY, PDCLUSTER_TAG, make_images
+from e2e.kept import keep
 from e2e.node import Node
 from e2e.pool import NodePaths, cpu_pool, node_paths
 from e2e.readable import ensure_readable_model
@@ -34,6 +35,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: STORIES.index(item.path.stem))
     for item in items:
         item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A story that failed tells what a person would look at first, and keeps the rest in the cache."""
+    report = yield
+    cluster = item.funcargs.get("cluster")
+    if report.failed and isinstance(cluster, Cluster):
+        folder = cache_root(os.environ) / "e2e" / "kept" / item.name
+        report.sections.append((f"Cluster, more in {folder}", _kept(cluster, folder)))
+    return report
+
+
+def _kept(cluster: Cluster, folder: Path) -> str:
+    try:
+        keep(cluster, folder)
+        return cluster.story("default")
+    except KubectlError as error:
+        return str(error)
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,8 @@ class Pool:
 
     listed: list[Member] = field(default_factory=list)
     engines: dict[EngineKey, Has] = field(default_factory=dict)
+    once_ready: set[EngineKey] = field(default_factory=set)
+    """Those that have been ready since they came, or came back."""
 
     def settle(self) -> None:
         keys = {member.key for member in self.listed}
@@ -64,9 +66,13 @@ class Pool:
                 case NewState(key, state):
                     assert self.engines[key].state is not state
                     self.engines[key].state = state
+                    if not state.was_ready:
+                        self.once_ready.discard(key)
                 case Remove(key):
                     assert key not in keys, "an engine that is listed is never forgotten"
                     assert not self.engines.pop(key).num_running, "and one that works is never cut"
+                    self.once_ready.discard(key)
+        self.once_ready |= {key for key, one in self.engines.items() if one.state is EngineState.SERVING}
         assert self.plan() == [], "done once, there is nothing left to do"
 
     def plan(self) -> list[Add | NewState | Remove]:
@@ -77,17 +83,23 @@ class Pool:
     def check(self) -> None:
         states = {member.key: member.state for member in self.listed}
         for key, engine in self.engines.items():
-            assert engine.state is states.get(key, EngineState.LEAVING)
+            state = states.get(key, EngineState.LEAVING)
+            if state is EngineState.STARTING and key in self.once_ready:
+                state = EngineState.NOT_READY
+            assert engine.state is state
         assert self.engines.keys() >= states.keys()
 
     def begin(self) -> None:
         """A request is placed where the first choice is, decode and prefill."""
         engines = list(self.engines.values())
         for decode in [engine for tier in decode_tiers(engines)[:1] for engine in tier[:1]]:
-            assert decode.state is EngineState.SERVING
+            assert decode.state.was_ready
             decode.num_running += 1
             (prefill, *_), *_ = prefill_tiers(engines, decode.revision)
-            assert (prefill.state, prefill.revision) == (EngineState.SERVING, decode.revision)
+            assert prefill.state.was_ready
+            assert prefill.revision == decode.revision
+            if paired(engines, EngineState.SERVING):
+                assert {decode.state, prefill.state} == {EngineState.SERVING}
             prefill.num_running += 1
 
     def end(self) -> None:
@@ -96,6 +108,12 @@ class Pool:
         if busy:
             busy[0].num_running = 0
             self.settle()
+
+
+def paired(engines: list[Has], *states: EngineState) -> set[str]:
+    """The revisions that have an engine of each role in one of these states."""
+    found = {role: {one.revision for one in engines if one.role is role and one.state in states} for role in Role}
+    return found[Role.PREFILL] & found[Role.DECODE]
 
 
 @given(STEPS)
@@ -115,19 +133,23 @@ def test_the_pool_follows_what_is_listed_and_cuts_nobody(steps: list[list[Member
     assert pool.engines.keys() == {member.key for member in pool.listed}, "when all is quiet nothing is left over"
 
 
-@given(LISTS, st.lists(st.booleans(), min_size=6, max_size=6))
-def test_whoever_may_get_work_is_serving_and_has_a_partner_of_its_revision(
-    members: list[Member], healthy: list[bool]
-) -> None:
-    engines = [Has(m.role, m.revision, m.state, is_up) for m, is_up in zip(members, healthy, strict=False)]
-    serving = [engine for engine in engines if engine.state is EngineState.SERVING]
+ENGINES = st.builds(
+    Has,
+    role=st.sampled_from(Role),
+    revision=st.sampled_from(["r1", "r2"]),
+    state=st.sampled_from(EngineState),
+    is_healthy=st.booleans(),
+)
+
+
+@given(st.lists(ENGINES, max_size=6))
+def test_an_engine_that_may_get_work_was_ready_and_has_a_partner_of_its_revision(engines: list[Has]) -> None:
     tiers = decode_tiers(engines)
     for engine in (engine for tier in tiers for engine in tier):
-        assert (engine.role, engine.state) == (Role.DECODE, EngineState.SERVING)
+        assert (engine.role, engine.state.was_ready) == (Role.DECODE, True)
         partners = prefill_tiers(engines, engine.revision)
         assert partners
         assert all(one.revision == engine.revision and one.role is Role.PREFILL for tier in partners for one in tier)
-    pairs = {e.revision for e in serving if e.role is Role.DECODE} & {
-        e.revision for e in serving if e.role is Role.PREFILL
-    }
-    assert bool(tiers) == bool(pairs)
+    assert bool(tiers) == bool(paired(engines, EngineState.SERVING, EngineState.NOT_READY))
+    if paired([engine for engine in engines if engine.is_healthy], EngineState.SERVING):
+        assert {(engine.state, engine.is_healthy) for engine in tiers[0]} == {(EngineState.SERVING, True)}

@@ -274,7 +274,7 @@ class _Heirs:
 
 
 _NEWS: Final = {EngineState.SERVING: "serving again", EngineState.NOT_READY: "not ready any more"}
-"""What the log says of an engine's new state. Of any other it says that the engine drains."""
+"""The log's words for an engine's new state. In any other state the engine drains."""
 
 
 def _log(what: str, engine: Engine) -> None:

@@ -273,7 +273,7 @@ class _Heirs:
         return Heir(roster.whole if group.is_whole else roster.candidates_of(group.engines), group.has_prefill)
 
 
-_NEWS: Final = {EngineState.SERVING: "serving again", EngineState.NOT_READY: "not ready any more"}
+_NEWS: Final = {EngineState.SERVING: "serving", EngineState.NOT_READY: "not ready any more"}
 """The log's words for an engine's new state. In any other state the engine drains."""
 
 

@@ -133,7 +133,9 @@ class Services:
         )
         """The terms of a client's request that any engine may serve."""
         refuses = settings.unknown_models is UnknownModels.REFUSE
-        self.model_terms = ModelTerms(self.roster, self.terms, refuses_unknown=refuses)
+        self.model_terms = ModelTerms(
+            self.roster, self.terms, refuses_unknown=refuses, aliases=settings.models_by_alias
+        )
         self.discovery = discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
         self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)

@@ -44,6 +44,14 @@ def listed(value: object) -> object:
     return [part.strip() for word in words for part in str(word).split(",")]
 
 
+def _checked_alias(text: str) -> str:
+    name, _, model = text.partition("=")
+    if not name or not model:
+        raise ValueError(f"{text!r} names no alias: write NAME=MODEL, as gpt-4=llama-3-70b")
+    return text
+
+
+ModelAlias = Annotated[str, AfterValidator(_checked_alias)]
 EngineUrl = Annotated[str, AfterValidator(_checked_url)]
 ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
 ProxyNetwork = Annotated[str, AfterValidator(lambda text: str(parse_network(text)))]

@@ -21,6 +21,7 @@ from pdcluster_router.setting_forms import (
     DnsName,
     EngineDialect,
     EngineUrl,
+    ModelAlias,
     ProxyNetwork,
     UnknownModels,
     listed,
@@ -29,6 +30,7 @@ from pdcluster_router.setting_forms import (
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LAST_PORT = 65535
 TRUSTED_PROXIES_VARIABLE: Final = "PDCLUSTER_TRUSTED_PROXIES"
+MODEL_ALIASES_VARIABLE: Final = "PDCLUSTER_MODEL_ALIASES"
 
 
 class Settings(BaseModel):
@@ -53,6 +55,10 @@ class Settings(BaseModel):
     unknown_models: UnknownModels = UnknownModels.REFUSE
     """The answer to a request for a model that no engine lists. refuse: vLLM's own 404, and no engine is asked. ask:
     any engine's, for engines that load adapters at their first request, or take any name."""
+    model_aliases: Annotated[tuple[ModelAlias, ...], BeforeValidator(listed)] = ()
+    """Other names for models, each as NAME=MODEL, with commas between them. A client that asks for NAME gets MODEL: a
+    name that engines list, of a model or an adapter. Engines get that name, and the answer bears it. NAME must be
+    nothing that engines list. None by default."""
     namespace: DnsName | None = None
     """Kubernetes namespace of the PDCluster. None: this pod's own."""
     cluster: DnsName | None = None
@@ -244,6 +250,21 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _names_models_by_aliases(self) -> Self:
+        known: dict[str, str] = {}
+        for name, _, model in (alias.partition("=") for alias in self.model_aliases):
+            if name in known:
+                raise ValueError(f"--model-alias {name}={known[name]} and {name}={model}: leave one of them out")
+            known[name] = model
+        for name, model in known.items():
+            if model in known:
+                told = f"--model-alias {name}={model} and {model}={known[model]}"
+                raise ValueError(
+                    f"{told}: {model} is an alias itself: give {name} the name of a model that engines list"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _has_two_ports(self) -> Self:
         if self.port and self.internal_port == self.port:
             raise ValueError(f"--internal-port {self.port} is the clients' port too: choose another one")
@@ -277,6 +298,11 @@ class Settings(BaseModel):
         if self.internal_tls_cert and self.advertise_url and not self.advertise_url.startswith("https://"):
             raise ValueError(f"--advertise-url {self.advertise_url}: with --internal-tls-cert it is https")
         return self
+
+    @property
+    def models_by_alias(self) -> dict[str, str]:
+        """The model that each alias stands for."""
+        return dict(alias.split("=", 1) for alias in self.model_aliases)
 
     @property
     def engine_tls_flags(self) -> list[str]:
@@ -318,11 +344,13 @@ def _check_pair(cert_flag: str, cert: Path | None, key_flag: str, key: Path | No
 
 FLAGS: Final = Flags(
     Settings.model_fields,
-    named={"prefill_urls": "--prefill", "decode_urls": "--decode"},
+    named={"prefill_urls": "--prefill", "decode_urls": "--decode", "model_aliases": "--model-alias"},
     hidden=frozenset({"engine_api_key"}),
+    shown={"model_aliases": "NAME=MODEL"},
     variables={
         "engine_api_key": ENGINE_KEY_VARIABLE,
         "log_format": FORMAT_VARIABLE,
+        "model_aliases": MODEL_ALIASES_VARIABLE,
         "trusted_proxies": TRUSTED_PROXIES_VARIABLE,
     },
 )

@@ -35,6 +35,8 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     """Without the query."""
     model: str = ""
     """As the client named it; empty: the client named none."""
+    alias_of: str = ""
+    """The model that this name stands for by ``--model-alias``, whose name engines got; empty: it is no alias."""
     is_stream: bool | None = None
     """Whether the client asked for a stream; None: its body was not read."""
     status: int | None = None

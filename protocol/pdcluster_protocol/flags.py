@@ -43,6 +43,8 @@ class Flags:
     """Field to flag, where the rule of ``of`` does not give it."""
     hidden: frozenset[str] = frozenset()
     """Fields without a flag."""
+    shown: Mapping[str, str] = field(default_factory=dict)
+    """Field to the form of its value in the help, where that is not the last word of its name."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Field to environment variable. The variable counts where the flag is not given."""
 
@@ -62,6 +64,8 @@ class Flags:
         for name, described in self.fields.items():
             if name not in self.hidden:
                 how = _reading(name, described)
+                if name in self.shown:
+                    how["metavar"] = self.shown[name]
                 parser.add_argument(self.of(name), dest=name, help=self._help(name, described), **how)
 
     def reason(self, described: Described) -> str:

@@ -107,6 +107,8 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """IP address of the client; empty where the router has no access log."""
     model: str = ""
     """As the client named it."""
+    alias_of: str = ""
+    """The model that this name stands for by ``--model-alias``, whose name engines got; empty: it is no alias."""
     method: str = "POST"
     """Routers remember no requests of other methods."""
     path: str = ""

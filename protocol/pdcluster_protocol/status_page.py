@@ -36,6 +36,8 @@ class RecentRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     client: str = ""
     """Name of its API key."""
     model: str = ""
+    alias_of: str = ""
+    """As in ``KeptRequest``."""
     path: str = ""
     status: int | None = None
     outcome: str = ""

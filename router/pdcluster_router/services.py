@@ -37,7 +37,8 @@ from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.handshakes import Handshakes
-from pdcluster_router.settings import EngineDialect, Settings, UnknownModels
+from pdcluster_router.setting_forms import EngineDialect, UnknownModels
+from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.kept import Kept, KeptRow
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics
@@ -132,7 +133,9 @@ class Services:
         )
         """The terms of a client's request that any engine may serve."""
         refuses = settings.unknown_models is UnknownModels.REFUSE
-        self.model_terms = ModelTerms(self.roster, self.terms, refuses_unknown=refuses)
+        self.model_terms = ModelTerms(
+            self.roster, self.terms, refuses_unknown=refuses, aliases=settings.models_by_alias
+        )
         self.discovery = discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
         self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)

@@ -104,10 +104,17 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
 _IDS: Final = re.compile(rb"chatcmpl-[\w-]+|call_[\w-]+|toolu_[\w-]+")
 
 
+ALIAS = "claude-sonnet-4-5"
+
+
 @pytest.fixture(scope="module")
 def servers(harness: Harness) -> Iterator[tuple[Pool, Server]]:
     with (
-        harness.start_pool(prefill_args=TOOL_ARGS, decode_args=TOOL_ARGS) as pool,
+        harness.start_pool(
+            prefill_args=TOOL_ARGS,
+            decode_args=TOOL_ARGS,
+            router_args=("--model-alias", f"{ALIAS}={harness.model}"),
+        ) as pool,
         harness.single_engine(TOOL_ARGS) as engine,
     ):
         yield pool, engine
@@ -173,6 +180,19 @@ def test_the_sdk_reads_an_answer_a_stream_and_the_number_of_tokens(servers: tupl
         last = stream.get_final_message()
     assert (text, last.stop_reason) == (ours.content[0].text, "max_tokens")
     counted = pool.messages.count_tokens(model=wanted["model"], messages=wanted["messages"])
+    assert counted.input_tokens == ours.usage.input_tokens
+
+
+def test_an_alias_is_answered_as_its_model_under_the_models_own_name(servers: tuple[Pool, Server]) -> None:
+    pool, single = (client_of(server.url) for server in servers)
+    wanted: dict[str, Any] = {"model": model_of(servers[0]), **SDK_WANTED, **BODIES["text"]}
+    theirs = single.messages.create(**wanted)
+    ours = pool.messages.create(**{**wanted, "model": ALIAS})
+    assert (ours.content, ours.stop_reason, ours.usage) == (theirs.content, theirs.stop_reason, theirs.usage)
+    assert ours.model == theirs.model == wanted["model"]
+    with pool.messages.stream(**{**wanted, "model": ALIAS}) as stream:
+        assert stream.get_final_message().model == wanted["model"]
+    counted = pool.messages.count_tokens(model=ALIAS, messages=wanted["messages"])
     assert counted.input_tokens == ours.usage.input_tokens
 
 

@@ -21,9 +21,13 @@ TOOLS: list[Any] = [
 ]
 
 
+ALIAS = "fast"
+
+
 @pytest.fixture(scope="module")
 def servers(harness: Harness) -> Iterator[tuple[Pool, Server]]:
-    with harness.start_pool() as pool, harness.single_engine() as engine:
+    alias = ("--model-alias", f"{ALIAS}={harness.model}")
+    with harness.start_pool(router_args=alias) as pool, harness.single_engine() as engine:
         yield pool, engine
 
 
@@ -69,6 +73,26 @@ def test_a_streamed_chat_says_the_same_and_ends_with_the_usage(servers: tuple[Po
     assert chunks[-1].usage.completion_tokens == 12
     # vLLM joins tokens that come while its API server is busy, all of them if need be: their number says nothing.
     assert [bool(chunk.choices) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+
+
+def test_an_alias_is_listed_and_answered_as_its_model_under_the_models_own_name(servers: tuple[Pool, Server]) -> None:
+    pool, single, model = both(servers)
+    assert [card.id for card in pool.models.list().data] == [model, ALIAS]
+    wanted: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    before = num_pushed(servers[0])
+    ours = pool.chat.completions.create(model=ALIAS, **wanted)
+    theirs = single.chat.completions.create(model=model, **wanted)
+    assert (ours.model, ours.choices[0].message.content) == (theirs.model, theirs.choices[0].message.content)
+    chunks = list(pool.chat.completions.create(model=ALIAS, **wanted, stream=True))
+    assert {chunk.model for chunk in chunks} == {model}
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == theirs.choices[0].message.content
+    several = pool.chat.completions.create(**{**wanted, "model": ALIAS, "n": 2, "temperature": 1, "seed": 1})
+    assert (several.model, len(several.choices)) == (model, 2)
+    assert num_pushed(servers[0]) == before + 4, "each sequence was pushed"
+
+
+def num_pushed(pool: Pool) -> int:
+    return sum(line["prefill_replied_at"] is not None for line in pool.router.read_trace("request"))
 
 
 def test_tools_reach_both_engines_alike(servers: tuple[Pool, Server]) -> None:
@@ -178,7 +202,8 @@ def load_of(engine: Server) -> float:
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
 def test_a_question_of_tokens_is_answered_as_by_the_single_engine(servers: tuple[Pool, Server], path: str) -> None:
-    question = {"model": both(servers)[2], "messages": MESSAGES, "max_tokens": 1}
+    model = both(servers)[2]
+    question = {"model": model, "messages": MESSAGES, "max_tokens": 1}
     ours, theirs = (httpx.post(f"{server.url}{path}", json=question, timeout=60) for server in servers)
     assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content)
     assert ours.status_code == 200

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fakes.answers import QUESTIONS, models_answer
-from fakes.faults import Fault
-from fakes.http import Message, request_bytes
-from fakes.router import CHAT, PROMPT, Rig, post, running_rig, until
+from fakes.faults import Fault, Gate
+from fakes.http import Message, RawClient, request_bytes
+from fakes.router import CHAT, PROMPT, Rig, post, running_rig, send, until
 from patience import EDGE_S
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.engines.listing import MAX_MODELS
 from pdcluster_router.engines import health
 
 pytestmark = pytest.mark.anyio
@@ -175,6 +179,73 @@ async def test_an_engine_that_does_not_say_what_it_serves_gets_requests_as_ever(
     async with running_rig(models=[b"{}", b"[]"]) as rig:
         assert (await post(rig, asking("anything"))).status == 200
         assert counts(rig) == [1, 1]
+
+
+SQL, OTHER_SQL = models_answer("m", sql="/sql-1"), models_answer("m", sql="/sql-2")
+
+
+@pytest.mark.parametrize("name", ["sql", "db"])
+async def test_a_request_in_the_queue_gets_an_engine_on_which_its_name_is_still_what_it_was(name: str) -> None:
+    async with waiting_for(name) as (rig, asked):
+        rig.decodes[0].models = OTHER_SQL
+        await lists_changed(rig)
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert (await asked.receive()).status == 200
+        assert [one.body["model"] for one in rig.decodes[1].seen if one.body["model"] != "m"] == ["sql"]
+        assert {one.body["model"] for one in rig.decodes[0].seen} <= {"m"}
+        assert [one.body["model"] for one in rig.prefill.seen] == ["m", "sql"]
+
+
+async def test_a_request_in_the_queue_whose_adapter_goes_gets_an_error_and_nothing_is_left() -> None:
+    async with waiting_for("sql") as (rig, asked):
+        for engine in (rig.prefill, *rig.decodes):
+            engine.models = models_answer("m")
+        await lists_changed(rig)
+        rig.prefill.open_gate(Gate.PREFILL)
+        answer = await asked.receive()
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "no_decode_engine")
+        assert "sql" not in {one.body["model"] for one in rig.prefill.seen}
+        await rig.settled()
+
+
+@asynccontextmanager
+async def waiting_for(name: str) -> AsyncIterator[tuple[Rig, RawClient]]:
+    """A request for this model waits in the queue behind another one, which prefill has."""
+    limits: dict[str, Any] = {"max_prefill_backlog_tokens": 1, "probe_interval_s": OFTEN, "model_aliases": ["db=sql"]}
+    async with running_rig(num_decode=2, models=[SQL] * 3, **limits) as rig:
+        rig.prefill.close_gate(Gate.PREFILL)
+        await send(rig)
+        await rig.prefill.next_request()
+        asked = await send(rig, asking(name))
+        await until(lambda: rig.router.services.num_queued == 1)
+        yield rig, asked
+
+
+async def lists_changed(rig: Rig) -> None:
+    """The router has read the engines' lists anew, while a request was in its queue."""
+    before = [engine.listing for engine in rig.router.services.all_engines()]
+    assert (await post(rig, asking("unknown"))).status == 404
+    await read_again(rig)
+    assert [engine.listing for engine in rig.router.services.all_engines()] != before
+    assert rig.router.services.num_queued == 1
+
+
+async def test_an_engine_that_lists_too_many_models_keeps_the_first_ones_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with running_rig(probe_interval_s=OFTEN) as rig:
+        for engine in (rig.prefill, rig.decode):
+            engine.models = models_answer("m", **{f"a{number}": f"/a/{number}" for number in range(MAX_MODELS)})
+        for _ in range(2):
+            assert (await post(rig, asking("unknown"))).status == 404
+            await read_again(rig)
+        assert (await post(rig, asking(f"a{MAX_MODELS - 2}"))).status == 200
+        assert (await post(rig, asking(f"a{MAX_MODELS - 1}"))).status == 404
+    told = sorted(record.getMessage() for record in caplog.records)
+    assert [line.partition(":")[0] for line in told] == [
+        f"engine lists too many models engine={name}" for name in ("decode-0", "prefill-0")
+    ]
 
 
 async def test_an_adapter_that_is_loaded_later_is_found() -> None:

@@ -17,6 +17,7 @@ from pdcluster_router.core.engines.catalog import (
     group_again,
     group_for,
     lists_of,
+    namesakes,
     served_names,
 )
 from pdcluster_router.core.engines.listing import BASE, Listing, read_listing
@@ -185,11 +186,27 @@ def test_what_a_name_was_when_a_request_came_it_is_on_each_engine_that_it_comes_
         assert [one.listing.get(name) if one.listing else None for one in (prefill, decode)] == [was, was]
 
 
-@given(ENGINES)
-def test_few_names_are_told_and_each_is_served(engines: list[Stub]) -> None:
-    names = served_names(engines)
+@given(ENGINES, st.dictionaries(st.sampled_from("xyz"), st.sampled_from(NAMES), max_size=3))
+def test_few_names_are_told_and_each_is_served_or_the_alias_of_one_that_is(
+    engines: list[Stub], aliases: dict[str, str]
+) -> None:
+    names = served_names(engines, aliases)
     assert len(names) <= MOST_SHOWN
-    assert all(any(listing.get(name) is not None for listing in map(_listing, engines) if listing) for name in names)
+    served = {name for name in names if any(one.get(name) is not None for one in map(_listing, engines) if one)}
+    assert set(names) - served <= aliases.keys()
+    decodes = [one.listing for one in engines if one.role is Role.DECODE and one.listing is not None]
+    for alias, model in aliases.items():
+        assert (alias in names) == any(one.get(model) is not None for one in decodes) or len(names) == MOST_SHOWN
+
+
+@given(ENGINES, st.sets(st.sampled_from(NAMES), max_size=3))
+def test_an_alias_has_a_namesake_if_and_only_if_an_engine_lists_it(engines: list[Stub], aliases: set[str]) -> None:
+    listed = {alias for alias in aliases for one in map(_listing, engines) if one and one.get(alias) is not None}
+    found = namesakes(aliases, engines)
+    assert found.keys() == listed
+    assert all(one.listing is not None and one.listing.get(alias) is not None for alias, one in found.items())
+    bases = namesakes(aliases, engines, of_bases=True)
+    assert bases.keys() == {alias for alias in aliases for one in map(_listing, engines) if one and alias in one.bases}
 
 
 def _listing(engine: Stub) -> Listing | None:

@@ -40,7 +40,8 @@ def section() -> str:
 
 def _functions() -> list[Callable[..., ApiError]]:
     found = (value for value in vars(openai_errors).values() if inspect.isfunction(value))
-    makers = [function for function in found if inspect.signature(function).return_annotation == "ApiError"]
+    public = (function for function in found if not function.__name__.startswith("_"))
+    makers = [function for function in public if inspect.signature(function).return_annotation == "ApiError"]
     return [function for function in makers if function is not openai_errors.bad_request]
 
 

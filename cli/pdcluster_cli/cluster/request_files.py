@@ -84,6 +84,7 @@ def _request_of(line: AccessLine) -> KeptRequest:
         client=line.client,
         client_address=line.client_address,
         model=line.model,
+        alias_of=line.alias_of,
         method=line.method,
         path=line.path,
         is_stream=line.is_stream,

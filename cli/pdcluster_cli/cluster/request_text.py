@@ -95,7 +95,7 @@ def _facts(request: KeptRequest) -> str:
     if request.cached_tokens:
         tokens += f", {request.cached_tokens} of them cached on decode"
     named = {
-        "model": request.model,
+        "model": f"{request.model} (an alias of {request.alias_of})" if request.alias_of else request.model,
         "key": request.client,
         "from": request.client_address,
         "revision": request.revision,

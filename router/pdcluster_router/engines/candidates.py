@@ -77,7 +77,7 @@ class Candidates:
     def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
         """As ``Terms.place_decode``."""
         if self._heir_of is not None:
-            heir = self._heir_of(request.body.model)
+            heir = self._heir_of(request.body.alias_of or request.body.model)
             return heir.candidates.place_decode(request, tried) if heir is not None else None
         if tried or None not in self._choosers:
             return self._choose_other(request, self.decode_tiers, tried)
@@ -86,7 +86,7 @@ class Candidates:
     def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         """As ``Terms.place_prefill``."""
         if self._heir_of is not None:
-            heir = self._heir_of(request.body.model)
+            heir = self._heir_of(request.body.alias_of or request.body.model)
             return heir.candidates.place_prefill(request, tried, revision) if heir and heir.has_prefill else None
         if tried or revision not in self._choosers:
             return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)

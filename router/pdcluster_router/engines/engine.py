@@ -73,6 +73,8 @@ class Engine:
         self.outage = Outage()
         self.listing: Listing | None = None
         """The models that it serves; None: it has not told this router."""
+        self.lists_too_much = False
+        """Whether its list of models was longer than the router reads, when it was asked last."""
         self._on_idle = on_idle
         self._on_breaker = on_breaker
         self._now = now

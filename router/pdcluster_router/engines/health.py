@@ -13,7 +13,8 @@ from typing import Final
 
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.engines.listing import Listing, read_listing
+from pdcluster_router.core.engines.catalog import namesakes
+from pdcluster_router.core.engines.listing import ReadList, read_list
 from pdcluster_router.core.engines.outage import Sign
 from pdcluster_router.core.engines.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
@@ -54,6 +55,9 @@ class Probes:
         self._probing: dict[Engine, asyncio.Task[None]] = {}
         self._firsts: dict[Engine, asyncio.Event] = {}
         """One for each engine in ``_probing``: set when its first probe is over."""
+        self._aliases = settings.models_by_alias
+        self._hiding: set[str] = set()
+        """The aliases that an engine's own model was seen to have as its name."""
 
     def follow(self) -> None:
         """Begins to probe engines that came, and stops for those that went. Call it when the pool has changed."""
@@ -97,14 +101,25 @@ class Probes:
 
     async def _read_models(self, engine: Engine) -> None:
         """Reads the models that the engine serves. If a healthy engine gives no list, its last one stays."""
-        listing = await self._listing_of(engine)
-        if listing is not None or not engine.is_healthy:
-            self._roster.listed(engine, listing)
+        read = await self._listing_of(engine)
+        if read.surplus and not engine.lists_too_much:
+            logger.warning("engine lists too many models engine=%s: %s", engine.name, read.surplus)
+        engine.lists_too_much = bool(read.surplus)
+        if read.listing is not None or not engine.is_healthy:
+            self._roster.listed(engine, read.listing)
+            self._tell_namesakes(engine)
 
-    async def _listing_of(self, engine: Engine) -> Listing | None:
+    async def _listing_of(self, engine: Engine) -> ReadList:
         timeout_s = self._settings.probe_timeout_s
         try:
             answer = await engine.fetch("/v1/models", timeout_s=timeout_s, headers=self._engine_line)
         except Unavailable:
-            return None
-        return read_listing(answer.body) if answer.head.status == 200 else None
+            return ReadList(None)
+        return read_list(answer.body) if answer.head.status == 200 else ReadList(None)
+
+    def _tell_namesakes(self, engine: Engine) -> None:
+        """Logs each alias that hides a model of the engine's own, once."""
+        for alias in namesakes(self._aliases.keys() - self._hiding, [engine]):
+            self._hiding.add(alias)
+            told = "alias hides a model alias=%s alias_of=%s engine=%s: clients that ask for it get alias_of"
+            logger.warning(told, alias, self._aliases[alias], engine.name)

@@ -1,16 +1,25 @@
-"""The terms of requests by the model that they name: which engines may serve them.
+"""The terms of requests by the model that they name: which engines may serve them, and by which name.
 
 ``core/engines/catalog.py`` decides. A name is looked up when a request has it first, and kept until an engine changes,
-so that later requests cost one look into a dictionary.
+so that later requests cost one look into a dictionary. A name that is an alias of this router's is that of its model,
+whatever engines list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
+from zlib import crc32
 
+import msgspec
+
+from pdcluster_router.core.apis.openai_errors import ApiError, alias_not_found, model_not_found, shown_names
 from pdcluster_router.core.apis.rewrite import ClientBody
-from pdcluster_router.core.engines.catalog import group_for, lists_that_differ, served_names
+from pdcluster_router.core.engines.catalog import ModelGroup, group_for, is_adapter, lists_that_differ, served_names
 from pdcluster_router.engines.candidates import Candidates
+from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster, Terms
 
 _MAX_KNOWN: Final = 1024
@@ -21,11 +30,20 @@ _MAX_NAME_BYTES: Final = 1024
 class ModelTerms:
     """The terms for each model of one router's engines. Event loop only."""
 
-    def __init__(self, roster: Roster, terms: Terms, *, refuses_unknown: bool) -> None:
+    def __init__(
+        self,
+        roster: Roster,
+        terms: Terms,
+        *,
+        refuses_unknown: bool,
+        aliases: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """``terms``: for a request that any engine may serve. ``refuses_unknown``: whether a request for a model that
-        no engine lists is refused; else ``terms`` hold for it too."""
+        no engine lists is refused; else ``terms`` hold for it too. ``aliases``: the model of each.
+        """
         self.known: dict[bytes, Terms] = {}
         """By the model's name as JSON. For a name that is not in here, call ``find``."""
+        self.aliases = aliases
         self._roster = roster
         self._terms = terms
         self._refuses_unknown = refuses_unknown
@@ -36,14 +54,28 @@ class ModelTerms:
 
     def find(self, body: ClientBody) -> Terms | None:
         """The terms for this request; None: no engine serves its model, and such requests are refused."""
-        group = group_for(body.model, self._roster.all_engines())
+        name = self.aliases.get(body.model, body.model)
+        engines_name = self.name_for_engines(body.model)
+        group = group_for(name, self._roster.all_engines())
         if group is None:
             self._roster.num_unknown += 1
-            return None if self._refuses_unknown else self._terms
+            any_engine = replace(self._terms, engines_name=engines_name) if engines_name else self._terms
+            return None if self._refuses_unknown else any_engine
         some = self._roster.whole if group.is_whole else self._roster.candidates_of(group.engines)
-        terms = Terms(some.place_decode, some.place_prefill, self._terms.retries, has_prefill=group.has_prefill)
+        terms = Terms(
+            some.place_decode,
+            some.place_prefill,
+            self._terms.retries,
+            has_prefill=group.has_prefill,
+            engines_name=engines_name,
+            adapter=_adapter_number(name, group),
+        )
         self._keep(bytes(body.model_said), terms)
         return terms
+
+    def name_for_engines(self, model: str) -> bytes:
+        """The name that engines get in place of the client's ``model``, as JSON; empty: ``model`` is no alias."""
+        return msgspec.json.encode(self.aliases[model]) if model in self.aliases else b""
 
     @property
     def are_several(self) -> bool:
@@ -53,15 +85,17 @@ class ModelTerms:
     def candidates(self, name: str) -> Candidates | None:
         """The engines for a question about this model; None: no engine serves it."""
         engines = self._roster.all_engines()
-        group = group_for(name, engines)
+        group = group_for(self.aliases.get(name, name), engines)
         if group is None and self._refuses_unknown:
             return None
         return self._roster.candidates_of(tuple(engines) if group is None else group.engines)
 
-    @property
-    def names(self) -> str:
-        """Some of the models that are served, with commas between them, to tell a client."""
-        return ", ".join(served_names(self._roster.all_engines()))
+    def not_found(self, name: str) -> ApiError:
+        """The error for a client whose model no engine serves. It tells some of the models that are served."""
+        served = shown_names(served_names(self._roster.all_engines(), self.aliases))
+        if name in self.aliases:
+            return alias_not_found(name, self.aliases[name], served)
+        return model_not_found(name, served)
 
     def _keep(self, name: bytes, terms: Terms) -> None:
         if len(name) > _MAX_NAME_BYTES:
@@ -69,3 +103,8 @@ class ModelTerms:
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
         self.known[name] = terms
+
+
+def _adapter_number(name: str, group: ModelGroup[Engine]) -> int | None:
+    """The number of an adapter: of its own name, so that its aliases have the same."""
+    return crc32(name.encode()) if is_adapter(name, group.engines) else None

@@ -7,14 +7,15 @@ engines must not feel it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from pdcluster_protocol.errors import Unavailable
+from pdcluster_protocol.errors import NO_JSON, Unavailable
 from pdcluster_router.core.apis.openai_errors import NO_DECODE
 from pdcluster_router.core.engines.catalog import lists_that_differ
-from pdcluster_router.core.engines.listing import joined, read_listing
+from pdcluster_router.core.engines.listing import joined, read_listing, with_aliases
 from pdcluster_router.engines.engine import Engine, Fetched
 from pdcluster_router.engines.roster import Roster
 
@@ -29,21 +30,34 @@ _MAX_KEPT: Final = 16
 class Models:
     """The models that decode engines serve. Event loop only."""
 
-    def __init__(self, roster: Roster, now: Callable[[], float]) -> None:
-        """``now``: monotonic seconds."""
+    def __init__(
+        self, roster: Roster, now: Callable[[], float], aliases: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """``now``: monotonic seconds. ``aliases``: the model of each."""
+        self._aliases = aliases
         self._roster = roster
         self._now = now
         self._lists: WeakKeyDictionary[Engine, _Lists] = WeakKeyDictionary()
         self._joined: tuple[list[Fetched], Fetched] | None = None
         """The answers that were joined last, and the joined one. Kept, because to scan them takes milliseconds."""
+        self._renamed: tuple[Fetched, Fetched] | None = None
+        """The answer to which aliases were added last, and the one with them."""
 
     async def read(self, line: bytes) -> Fetched:
-        """An engine's answer; where engines list different models, one answer made of theirs. ``line``: the header with
-        a key, which the engine may want; empty for none.
+        """An engine's answer; where engines list different models, one answer made of theirs. Aliases are added.
+        ``line``: the header with a key, which the engine may want; empty for none.
 
         Raises:
             Unavailable: No decode engine answers.
         """
+        answer = await self._read(line)
+        if not self._aliases or answer.head.status != 200:
+            return answer
+        if self._renamed is None or self._renamed[0] is not answer:
+            self._renamed = answer, _with_aliases(answer, self._aliases)
+        return self._renamed[1]
+
+    async def _read(self, line: bytes) -> Fetched:
         well = [engine for engine in self._roster.all_engines() if engine.is_healthy and engine.state.is_probed]
         different = lists_that_differ(well)
         return await self._read_one(line) if len(different) <= 1 else await self._read_all(different, line)
@@ -92,6 +106,13 @@ class Models:
         if answer.head.status == 200:
             lists.keep(line, answer, until=self._now() + KEPT_S)
         return answer
+
+
+def _with_aliases(answer: Fetched, aliases: Mapping[str, str]) -> Fetched:
+    try:
+        return Fetched(answer.head, with_aliases(answer.body, aliases))
+    except NO_JSON:
+        return answer  # It is for the client to read.
 
 
 class _Lists:

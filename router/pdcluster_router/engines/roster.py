@@ -56,6 +56,10 @@ class Terms:
     """Whether decode shall say how many tokens were pushed to it."""
     has_prefill: bool = True
     """Whether a prefill engine serves the request's model; False: decode has to compute the prompt itself."""
+    engines_name: bytes = b""
+    """The model's name for engines, as JSON, if the client's name is an alias of it."""
+    adapter: int | None = None
+    """The number of the request's adapter, the same in every process; None: it asks for a base model."""
 
     @property
     def on_prefill_failure(self) -> Action:

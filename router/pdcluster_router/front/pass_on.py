@@ -18,7 +18,6 @@ from pdcluster_router.core.apis.openai_errors import (
     RefusedRequest,
     body_too_large,
     draining,
-    model_not_found,
     no_engine,
     no_room,
 )
@@ -62,7 +61,7 @@ async def pass_on(router: Router, request: Request) -> Fetched:
 
 async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
     tried: list[Engine] = []
-    other_decode = _chooser(router, body)
+    other_decode, body = _for_its_model(router, body)
     reason, page = NO_DECODE, page_of(request)
     headers = router.access.line_for_engines(request.headers.raw)
     if body is not None:
@@ -80,20 +79,27 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
     raise RefusedRequest(no_engine("decode", reason))
 
 
-def _chooser(router: Router, body: bytes | None) -> Callable[[Sequence[Engine]], Engine | None]:
-    """Chooses among the decode engines that serve the question's model; in a pool of one model, among all.
+def _for_its_model(
+    router: Router, body: bytes | None
+) -> tuple[Callable[[Sequence[Engine]], Engine | None], bytes | None]:
+    """A function that chooses among the decode engines of the question's model (in a pool of one model, among all), and
+    the body for them, with the model's own name in place of an alias.
 
     Raises:
         RefusedRequest: No engine serves it.
     """
     terms = router.services.model_terms
-    if body is None or not terms.are_several:
-        return router.services.roster.other_decode
+    if body is None or not (terms.are_several or terms.aliases):
+        return router.services.roster.other_decode, body
     try:
-        name = parse_body(body).model
+        question = parse_body(body)
     except BadBody:
-        name = ""  # An engine says what is wrong.
+        question = parse_body(b"{}")  # An engine says what is wrong.
+    name = question.model
+    if not terms.are_several and name not in terms.aliases:
+        return router.services.roster.other_decode, body
     candidates = terms.candidates(name)
     if candidates is None:
-        raise RefusedRequest(model_not_found(name, terms.names))
-    return candidates.other_decode
+        raise RefusedRequest(terms.not_found(name))
+    renamed = terms.name_for_engines(name)
+    return candidates.other_decode, question.for_model(renamed).renamed() if renamed else body

@@ -17,7 +17,7 @@ from pdcluster_router.core.telemetry.why import explained, explained_by
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
 from pdcluster_router.services import Divided
-from pdcluster_router.telemetry.kept import KeptRow, request_of
+from pdcluster_router.telemetry.kept import KeptRow, request_of, with_alias
 
 QUERY: Final[dict[str, Any]] = {
     "parameters": [
@@ -35,7 +35,8 @@ QUERY: Final[dict[str, Any]] = {
 def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
     found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
-    told = tuple(_with_lines(router, request) for request in found)
+    aliases = router.services.model_terms.aliases
+    told = tuple(with_alias(_with_lines(router, request), aliases) for request in found)
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
         engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names

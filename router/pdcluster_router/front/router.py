@@ -25,7 +25,6 @@ from pdcluster_router.core.apis.openai_errors import (
     draining,
     internal,
     messages_not_served,
-    model_not_found,
     stopped,
 )
 from pdcluster_router.core.apis.request_head import ADDRESS_HEADERS, ID_HEADER, Headers, RequestHead, request_id_in
@@ -109,7 +108,7 @@ class Router:
         self.watches = _watches_of(self.access, self.certificate, self.internal_certificate, self.services.trust)
         """The watches of files that are read anew when they change."""
         self.verifier = Verifier(self.services, self.access.engine_line)
-        self.models = Models(self.services.roster, self.services.now)
+        self.models = Models(self.services.roster, self.services.now, self.services.model_terms.aliases)
         self.room = Room(settings.max_buffered_bytes)
         """For the bytes of requests whose answer has not begun."""
         self.clients = Clients(settings.max_connections or default_max_connections())
@@ -234,7 +233,7 @@ class Router:
             cycle.answer_error(refused.error)
             return
         if self.access_log is not None and isinstance(cycle, LoggedCycle):
-            cycle.asks_for(request.client, request.body.model, is_stream=request.body.is_stream)
+            cycle.asks_for(request.client, request.body)
         if self.access.keys is not None:
             admitted = self.access.enter(request.client, request.body.estimated_prompt_tokens, request.received_at)
             if isinstance(admitted, ApiError):
@@ -295,6 +294,8 @@ class Router:
         except BadBody as error:
             raise RefusedRequest(bad_request(str(error))) from error
         terms = self.services.model_terms.known.get(bytes(body.model_said)) or self._terms_for(cycle, body)
+        if terms.engines_name:
+            body = body.for_model(terms.engines_name)
         timeouts = self._stream_timeouts if body.is_stream else self._plain_timeouts
         if _TIMEOUT_HEADER in fields:
             timeouts = _shortened(timeouts, _seconds(fields[_TIMEOUT_HEADER]))
@@ -310,6 +311,7 @@ class Router:
             has_transfer=terms.has_prefill and not body.needs_local_prefill,
             client=client,
             client_address=cycle.client_address,
+            adapter=terms.adapter,
             received_at=received_at,
             read_s=(cycle.whole_at or received_at) - cycle.begun_at,
             turn_s=received_at - cycle.whole_at if cycle.whole_at else None,
@@ -321,8 +323,8 @@ class Router:
         if terms is not None:
             return terms
         if isinstance(cycle, LoggedCycle):
-            cycle.asks_for(cycle.client, body.model, is_stream=body.is_stream)
-        raise RefusedRequest(model_not_found(body.model, self.services.model_terms.names))
+            cycle.asks_for(cycle.client, body.for_model(self.services.model_terms.name_for_engines(body.model)))
+        raise RefusedRequest(self.services.model_terms.not_found(body.model))
 
     def _admitted_again(self, headers: list[tuple[bytes, bytes]]) -> str:
         admitted = self.access.admit(headers)

@@ -27,6 +27,7 @@ from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
 from pdcluster_router.core.apis.openai_errors import ApiError, bad_request, no_room
 from pdcluster_router.core.clients.proxy_protocol import Preface
 from pdcluster_router.core.clients.room import RoomLimit, Unread
+from pdcluster_router.core.engines.catalog import namesakes
 from pdcluster_router.engines.trust import check_engine_files
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
@@ -80,8 +81,24 @@ class RouterServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, for the two sockets of ``listen``. uvicorn makes one kind of connection for all sockets, so
-        we serve sockets with TLS or PROXY headers ourselves."""
+        """As uvicorn's, for the two sockets of ``listen``.
+
+        Raises:
+            ConfigError: An alias is the name of a base model that an engine lists.
+        """
+        await self._open(sockets)
+        aliases = self._settings.models_by_alias
+        if found := namesakes(aliases, self.router.services.all_engines(), of_bases=True):
+            await self.shutdown(sockets)
+            alias, engine = next(iter(found.items()))
+            raise ConfigError(
+                f"--model-alias {alias}={aliases[alias]}: {engine.name} ({engine.url}) serves a model {alias} itself: "
+                "choose another NAME, or start that engine with another --served-model-name"
+            )
+
+    async def _open(self, sockets: list[socket.socket] | None) -> None:
+        """Serves both sockets. uvicorn makes one kind of connection for all sockets, so we serve sockets with TLS or
+        PROXY headers ourselves."""
         settings = self._settings
         is_prefaced = settings.proxy_protocol is ProxyProtocol.REQUIRED
         are_ours = (is_prefaced or settings.tls_cert is not None, settings.internal_tls_cert is not None)

@@ -17,7 +17,7 @@ from pdcluster_protocol.status_page import StatusPage
 from pdcluster_router.core.telemetry.recent_requests import recent_request
 from pdcluster_router.front.engines_page import describe_pool
 from pdcluster_router.services import Services
-from pdcluster_router.telemetry.kept import Fate
+from pdcluster_router.telemetry.kept import Fate, with_alias
 
 NUM_RECENT: Final = {Fate.FAILED: 12, Fate.SERVED: 12, Fate.REFUSED: 6}
 """Requests of each fate in the document: as many as a screen shows."""
@@ -28,7 +28,8 @@ def describe_status(services: Services) -> bytes:
     now_unix_s = services.unix_now()
     found = [(request, fate) for fate, num in NUM_RECENT.items() for request in services.kept.newest(fate, num)]
     found.sort(key=lambda one: -(one[0].ended_at_unix_s or 0.0))
-    recent = tuple(recent_request(request, fate.value, now_unix_s=now_unix_s) for request, fate in found)
+    aliases = services.model_terms.aliases
+    recent = tuple(recent_request(with_alias(one, aliases), fate.value, now_unix_s=now_unix_s) for one, fate in found)
     return msgspec.json.encode(StatusPage(pool=describe_pool(services), recent=recent))
 
 

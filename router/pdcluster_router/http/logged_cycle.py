@@ -13,6 +13,7 @@ from pdcluster_protocol.access import AccessLine
 from pdcluster_router.core.apis.client_apis import REQUEST_PATHS
 from pdcluster_router.core.apis.openai_errors import BUG
 from pdcluster_router.core.apis.request_head import Headers, RequestHead, path_of
+from pdcluster_router.core.apis.rewrite import ClientBody
 from pdcluster_router.core.apis.trace_context import trace_id_in
 from pdcluster_router.core.clients.room import Room
 from pdcluster_router.core.requests.keep_alive import COMMENT
@@ -51,11 +52,11 @@ class LoggedCycle(HotCycle):
         self.begun_at = self._ended_at = _now()  # ``begun_at`` is set anew where the first byte is known.
         self._arrived_at: float | None = None
 
-    def asks_for(self, client: str, model: str, *, is_stream: bool) -> None:
+    def asks_for(self, client: str, body: ClientBody) -> None:
         """Notes facts of the body. ``client``: the name of the request's key among the current keys."""
         self.client = client
-        self._line.model = word_of(model)
-        self._line.is_stream = is_stream
+        self._line.model, self._line.alias_of = word_of(body.model), word_of(body.alias_of)
+        self._line.is_stream = body.is_stream
 
     def hand_over(self) -> None:
         if self._arrived_at is None:

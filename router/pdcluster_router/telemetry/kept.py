@@ -10,7 +10,7 @@ asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Final, TypeAlias
@@ -180,6 +180,12 @@ def request_of(row: KeptRow) -> KeptRequest:
         moments=_moments_in(row.moments),
         ahead=_ahead_in(row.ahead),
     )
+
+
+def with_alias(request: KeptRequest, aliases: Mapping[str, str]) -> KeptRequest:
+    """``request``, with the model that its client's name stands for. ``aliases``: as they are since the router's start,
+    so that no row has to remember its own."""
+    return msgspec.structs.replace(request, alias_of=aliases[request.model]) if request.model in aliases else request
 
 
 def some_of(moments: Sequence[MomentPart]) -> Sequence[MomentPart]:

@@ -10,7 +10,8 @@ import pytest
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import Action
 from pdcluster_router.__main__ import parse_settings
-from pdcluster_router.settings import Discovery, build_settings
+from pdcluster_router.setting_forms import Discovery
+from pdcluster_router.settings import build_settings
 
 URLS: dict[str, Any] = {"prefill_urls": ["http://p:1"], "decode_urls": ["http://d:2/"]}
 FAR: dict[str, Any] = {"prefill_urls": ["https://p:1"], "decode_urls": ["https://d:2"]}
@@ -72,6 +73,14 @@ def test_engines_may_have_tls_one_by_one_or_all_where_a_flag_says_so() -> None:
         ({"port": 65535}, "--internal-port: there is none after --port 65535, name one"),
         ({"internal_port": -1}, "--internal-port"),
         ({"engine_api_key": "a b"}, "VLLM_API_KEY"),
+        ({"model_aliases": "llama"}, "--model-alias: 'llama' names no alias: write NAME=MODEL"),
+        ({"model_aliases": ["=m"]}, "--model-alias: '=m' names no alias"),
+        ({"model_aliases": ["a=b", ""]}, "--model-alias: '' names no alias"),
+        ({"model_aliases": ["a=b", "a=c"]}, "--model-alias a=b and a=c: leave one of them out"),
+        ({"model_aliases": ["a=b", "a=b"]}, "--model-alias a=b and a=b: leave one of them out"),
+        ({"model_aliases": ["a=a"]}, "--model-alias a=a and a=a: a is an alias itself: give a the name of a model"),
+        ({"model_aliases": ["a=b", "b=c"]}, "--model-alias a=b and b=c: b is an alias itself: give a the name of a m"),
+        ({"model_aliases": ["a=b", "b=a"]}, "--model-alias a=b and b=a: b is an alias itself"),
         ({"host": "0.0.0.0"}, "--advertise-url"),
         ({"advertise_url": "http://fd00::7:8000"}, r"--advertise-url: .*'http://fd00::7:8000'.*IPv4 first"),
         ({"max_prefill_attempts": 0}, "--max-prefill-attempts"),
@@ -201,3 +210,13 @@ def test_a_discovery_that_cannot_work_is_refused_with_the_flag_and_the_cure(
 
 def test_plain_http_is_for_loopback() -> None:
     assert build_settings(**{**KUBERNETES, "kube_api": "http://127.0.0.1:8001/"}).kube_api == "http://127.0.0.1:8001"
+
+
+def test_aliases_come_by_flags_or_by_their_variable() -> None:
+    urls = ["--prefill", "http://p:1", "--decode", "http://d:3"]
+    flags = ["--model-alias", "gpt-4=llama", "--model-alias", "odd=a=b, c=org/m:v1"]
+    assert parse_settings([*urls, *flags]).models_by_alias == {"gpt-4": "llama", "odd": "a=b", "c": "org/m:v1"}
+    told = {"PDCLUSTER_MODEL_ALIASES": "gpt-4=llama,fast=qwen"}
+    assert parse_settings(urls, told).models_by_alias == {"gpt-4": "llama", "fast": "qwen"}
+    assert parse_settings([*urls, *flags], told).models_by_alias["odd"] == "a=b"
+    assert parse_settings(urls).models_by_alias == {}

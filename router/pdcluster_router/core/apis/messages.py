@@ -85,7 +85,7 @@ def parse_messages(raw: Bytes) -> MessagesBody:
     if _names_a_tool(said.tool_choice):
         ours.append(_ANY_TOOL)
     is_stream, num_tokens = bytes(said.stream) == b"true", estimate_prompt_tokens(raw)
-    return MessagesBody(raw, begin, raw.rindex(b"}"), said, is_stream, num_tokens, said.model, tuple(ours))
+    return MessagesBody(raw, begin, raw.rindex(b"}"), said, is_stream, num_tokens, said.model, b"", tuple(ours))
 
 
 def first_event(stream: Bytes) -> tuple[int, int]:

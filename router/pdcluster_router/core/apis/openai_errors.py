@@ -6,7 +6,7 @@ Every error that the router itself answers is declared here, so that status, typ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -19,8 +19,8 @@ ENGINE_ERROR: Final = "engine_error"
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _RETRY_AFTER_S: Final = 2
-_MAX_NAME: Final = 200
-"""The most characters of a client's model name that an error quotes."""
+_MAX_NAME_CHARS: Final = 200
+"""The most characters of a model's name that an error quotes, the client's or an engine's."""
 _PATHS: Final = (
     re.compile(r"/(?:home|lib|mnt|opt|root|srv|tmp|usr|var)(?:/[\w.-]+)+"),
     re.compile(r"(?:/[\w-]+){2,}\.\w+"),
@@ -73,11 +73,23 @@ def not_found(path: str) -> ApiError:
 
 
 def model_not_found(name: str, served: str) -> ApiError:
-    """As vLLM 0.32 says it (``serve/engine/serving.py``). ``served``: names, with commas between them.
+    """As vLLM 0.32 says it (``serve/engine/serving.py``). ``served``: from ``shown_names``."""
+    return _not_served(f"The model `{name[:_MAX_NAME_CHARS]}` does not exist. Valid aliases: {served}.")
 
-    vLLM hides the paths of files in all its errors (``serve/exception_handling/utils.py``), so this error does too.
-    """
-    message = f"The model `{name[:_MAX_NAME]}` does not exist. Valid aliases: {served}."
+
+def alias_not_found(alias: str, model: str, served: str) -> ApiError:
+    """``alias`` stands for a model that no engine serves. ``served``: from ``shown_names``."""
+    stands_for = f"is an alias of `{model[:_MAX_NAME_CHARS]}` here (--model-alias), which no engine serves"
+    return _not_served(f"The model `{alias[:_MAX_NAME_CHARS]}` {stands_for}. Valid aliases: {served}.")
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Names of models with commas between them, for an error."""
+    return ", ".join(name[:_MAX_NAME_CHARS] for name in names)
+
+
+def _not_served(message: str) -> ApiError:
+    """vLLM hides the paths of files in all its errors (``serve/exception_handling/utils.py``), so these do too."""
     for path in _PATHS:
         message = path.sub("<path>", message)
     return ApiError(404, "NotFoundError", "model_not_found", message, param="model")

@@ -97,7 +97,7 @@ def taken_apart(body: ClientBody, *, is_chat: bool) -> Division | None:
     prompts = [] if is_chat else _prompts_in(said.get("prompt", ABSENT))
     if prompts is None or not 1 < num_choices * max(1, len(prompts)) <= MAX_PARTS:
         return None
-    bodies = _one_prompt_each(said, prompts) if prompts else [body]
+    bodies = [one.for_model(body.engines_name) for one in _one_prompt_each(said, prompts)] if prompts else [body]
     return Division(tuple(_choices(bodies, said, num_choices)), num_choices) if bodies else None
 
 
@@ -173,7 +173,8 @@ def _choices(bodies: list[ClientBody], said: dict[str, msgspec.Raw], num_choices
 def part_of(body: ClientBody, ours: tuple[bytes, ...]) -> PartBody:
     """``body`` as a part, with ``ours`` in place of the client's keys of these names."""
     said, num_tokens = body._said, body.estimated_prompt_tokens
-    return PartBody(body._raw, body._begin, body._end, said, body.is_stream, num_tokens, body.model_said, ours)
+    facts = (body.is_stream, num_tokens, body.model_said, body.engines_name)
+    return PartBody(body._raw, body._begin, body._end, said, *facts, ours)
 
 
 def _decoder_of(names: Iterable[str], *, is_list: bool = False) -> msgspec.json.Decoder[msgspec.Struct]:

@@ -4,12 +4,13 @@ Names the keys of an OpenAI request (vLLM 0.32 ``entrypoints/openai/*/protocol.p
 ``parts.py`` lists the keys of a request that can be taken apart; ``messages.py`` has what is different in Anthropic's.
 
     client    {"prompt": "...", "n": 1, ...}
-    decode    {"prompt": "...", "n": 1, ... ,"kv_transfer_params":{...}}
-    prefill   {"prompt": "...", "n": 1, ... ,"stream":false,"max_tokens":1,...,"kv_transfer_params":{...}}
+    decode    {"prompt": "...", "n": 1, ... ,"model":"...","kv_transfer_params":{...}}
+    prefill   {"prompt": "...", "n": 1, ... ,"model":"...","stream":false,"max_tokens":1,...,"kv_transfer_params":{...}}
 
 No objects are built of the body. A scan finds the keys below and skips all else. An engine gets the client's own bytes
-with our keys before the last brace. Our keys win: vLLM reads bodies with Python's ``json``, which takes the last of
-equal keys, however each is escaped. msgspec does the scan, and takes nothing that ``json`` would read otherwise.
+with our keys before the last brace, a model only if the client's name is an alias. Our keys win: vLLM reads bodies with
+Python's ``json``, which takes the last of equal keys, however each is escaped. msgspec does the scan, and takes nothing
+that ``json`` would read otherwise.
 Answers go back as they are, except those to parts (``merge.py``).
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import re
 from operator import attrgetter
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -119,6 +120,8 @@ class ClientBody(msgspec.Struct, frozen=True):
     """About how many tokens there are to prefill, at least 1: ``core/apis/estimate.py``."""
     model_said: msgspec.Raw
     """The model's name as the client wrote it; empty where it wrote none. A field, because each request reads it."""
+    engines_name: bytes
+    """The model's name for engines, as JSON, if the client's is an alias; empty: engines get the client's own."""
 
     @property
     def num_bytes(self) -> int:
@@ -173,6 +176,11 @@ class ClientBody(msgspec.Struct, frozen=True):
         return _text(self._said.model)
 
     @property
+    def alias_of(self) -> str:
+        """The model that the client's name stands for; empty: it is no alias."""
+        return msgspec.json.decode(self.engines_name, type=str) if self.engines_name else ""
+
+    @property
     def session_id(self) -> bytes:
         """vLLM's own field as JSON text; empty where the client gave none."""
         return _text(self._said.session_id)
@@ -197,10 +205,18 @@ class ClientBody(msgspec.Struct, frozen=True):
         """Prefill's body: the same prompt, one token, not streamed, and where the KV goes."""
         return self._followed_by([*self._one_token(), _written(reservation)])
 
+    def for_model(self, name: bytes) -> Self:
+        """The same request, for which engines get ``name`` (JSON) as the model's. Empty: they get the client's."""
+        return msgspec.structs.replace(self, engines_name=name)
+
+    def renamed(self) -> bytes:
+        """The client's bytes with the model's name for engines, and nothing else of ours."""
+        return b"".join(self._followed_by([]))
+
     def forgotten(self) -> ClientBody:
         """The body without its bytes, for when no engine will be sent it any more. It keeps its length in tokens, and
         whether the answer is streamed."""
-        return ClientBody(b"", 0, 0, _FORGOTTEN, self.is_stream, self.estimated_prompt_tokens, ABSENT)
+        return ClientBody(b"", 0, 0, _FORGOTTEN, self.is_stream, self.estimated_prompt_tokens, ABSENT, b"")
 
     def _one_token(self) -> list[bytes]:
         """Keys that make prefill's answer one token, with nothing that only the client's answer needs."""
@@ -213,6 +229,8 @@ class ClientBody(msgspec.Struct, frozen=True):
     def _followed_by(self, ours: list[bytes]) -> Parts:
         """The client's keys and then ours: ours win."""
         head = memoryview(self._raw)[self._begin : self._end]
+        if self.engines_name:
+            ours = [b'"model":%b' % self.engines_name, *ours]
         if not ours:
             return head, b"}"
         comma = b"," if self._raw.find(b'"') >= 0 else b""  # An object without a quote has no key.
@@ -228,7 +246,7 @@ def parse_body(raw: Bytes) -> ClientBody:
     """
     begin, said = scanned(raw, _SAID)
     num_tokens = estimate_prompt_tokens(raw) if said.prompt is ABSENT else tokens_of_text(len(raw))
-    return ClientBody(raw, begin, raw.rindex(b"}"), said, bytes(said.stream) == b"true", num_tokens, said.model)
+    return ClientBody(raw, begin, raw.rindex(b"}"), said, bytes(said.stream) == b"true", num_tokens, said.model, b"")
 
 
 def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:

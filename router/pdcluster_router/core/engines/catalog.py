@@ -9,7 +9,7 @@ group as it sorts those of a whole pool. Decides from lists and states alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -21,8 +21,6 @@ from pdcluster_router.core.engines.placement import Standing, serving_revisions
 
 MOST_SHOWN: Final = 20
 """The most names that an error tells."""
-MOST_CHARS: Final = 200
-"""The most of each name there."""
 
 
 class SaysModels(Standing, Protocol):
@@ -94,11 +92,32 @@ def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
     return list(same.values())
 
 
-def served_names(engines: Sequence[SaysModels]) -> list[str]:
-    """The names of base models that decode engines serve, ``MOST_SHOWN`` at most, for an error worded as vLLM's own."""
+def served_names(engines: Sequence[SaysModels], aliases: Mapping[str, str]) -> list[str]:
+    """The names of base models that decode engines serve, and the aliases of models that they serve.
+
+    ``MOST_SHOWN`` at most, for an error worded as vLLM's own. ``aliases``: the model of each.
+    """
     listings = _listings_of([engine for engine in engines if engine.role is Role.DECODE])
     names = dict.fromkeys(name for listing in listings for name in listing.bases[:MOST_SHOWN])
-    return [name[:MOST_CHARS] for name in list(names)[:MOST_SHOWN]]
+    served = (alias for alias, model in aliases.items() if any(listing.get(model) for listing in listings))
+    return list(dict.fromkeys([*names, *served]))[:MOST_SHOWN]
+
+
+def is_adapter(name: str, engines: Sequence[SaysModels]) -> bool:
+    """Whether ``name`` is an adapter on these engines, which are those of a group."""
+    return any(listing.get(name) not in (None, BASE) for listing in _listings_of(engines))
+
+
+def namesakes(aliases: Collection[str], engines: Sequence[E], *, of_bases: bool = False) -> dict[str, E]:
+    """Each alias that an engine serves as a model of its own, and the first such engine. ``of_bases``: looks at names
+    of base models only."""
+    found: dict[str, E] = {}
+    for engine in engines:
+        listing = engine.listing
+        if listing is not None:
+            names = [one for one in aliases if (one in listing.bases if of_bases else listing.get(one) is not None)]
+            found = dict.fromkeys(names, engine) | found
+    return found
 
 
 def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E]:

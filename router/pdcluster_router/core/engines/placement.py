@@ -49,6 +49,8 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """Name of the API key that the client showed; empty where the router asks for none."""
     notes: list[int | None] = []
     """The policy's own notes on this request, for its next leg. Empty at first."""
+    adapter: int | None = None
+    """The number of its model's name, in 32 bits, if the model is an adapter; None: it is a base model, or unknown."""
 
 
 class Home(Enum):

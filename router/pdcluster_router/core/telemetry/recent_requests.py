@@ -28,6 +28,7 @@ def recent_request(request: KeptRequest, fate: str, *, now_unix_s: float) -> Rec
         fate=fate,
         client=request.client,
         model=request.model,
+        alias_of=request.alias_of,
         path=request.path,
         status=request.status,
         outcome=request.outcome,

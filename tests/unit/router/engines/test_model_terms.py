@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from zlib import crc32
 
 import pytest
 
@@ -37,7 +38,7 @@ class Pool:
     def __init__(self) -> None:
         self.roster = Roster(PoolLimits(4, 1.0, 1.0), least_tokens, self._forget, lambda _: None, lambda: 0.0)
         terms = Terms(self.roster.place_decode, self.roster.place_prefill, Retries(3, 3, recomputes=True))
-        self.terms = ModelTerms(self.roster, terms, refuses_unknown=True)
+        self.terms = ModelTerms(self.roster, terms, refuses_unknown=True, aliases={"db": "sql", "fast": "llama"})
         self.members: list[Member] = []
 
     def _forget(self) -> None:
@@ -158,3 +159,13 @@ async def test_an_engine_that_has_prefilled_a_part_gets_no_further_one_once_the_
         assert asked.prefill_of_parts is first
         pool.says(first, NEW)
         assert asked.prefill_of_parts is ({prefill, prefill_2} - {first}).pop()
+
+
+async def test_an_alias_has_the_terms_of_its_model_and_an_adapter_one_number_by_whatever_name() -> None:
+    async with pool_of((PREFILL, OLD), (DECODE, OLD), (PREFILL, QWEN), (DECODE, QWEN)) as (pool, (prefill, decode, *_)):
+        found = {name: pool.terms.find(parse_body(b'{"model":"%b"}' % name.encode())) for name in ("db", "sql", "fast")}
+        adapters = {name: terms.adapter for name, terms in found.items() if terms is not None}
+        assert adapters == {"db": crc32(b"sql"), "sql": crc32(b"sql"), "fast": None}
+        names = {name: terms.engines_name for name, terms in found.items() if terms is not None}
+        assert names == {"db": b'"sql"', "sql": b"", "fast": b'"llama"'}
+        assert (Asked(pool, "fast").prefills, Asked(pool, "fast").decodes) == ({prefill}, {decode})

@@ -4,6 +4,7 @@
     prompt_cache_key        its value, and the conversation's opening
     messages                the opening: how the list begins, and the first message of the user
     prompt                  its first 4 KiB, or its first 1 KiB
+    none of these           the number of its adapter, if its model is one: engines keep few adapters ready
 
 An opening stays while a conversation grows, and tells apart conversations that share a system prompt. Bytes are
 compared, not tokens: the router has no tokenizer. At most 5 KiB are hashed and 128 KiB looked through.
@@ -60,8 +61,8 @@ _VALUE: Final = re.compile(
 
 
 def number_of(request: RequestFacts) -> int | None:
-    """The conversation's number, in 32 bits. None: the request names no session and no cache key, and is too short to
-    have an opening."""
+    """The conversation's number, in 32 bits; of a request that belongs to none, its adapter's. None: the request names
+    no session and no cache key, is too short to have an opening, and asks for a base model."""
     named = request.body.session_id or _named_by_header(request.headers)  # vLLM too asks the body first.
     if named:
         return crc32(named)
@@ -69,7 +70,7 @@ def number_of(request: RequestFacts) -> int | None:
     cache_key = request.body.prompt_cache_key
     if cache_key:
         return crc32(cache_key, opening or 0)
-    return opening
+    return request.adapter if opening is None else opening
 
 
 def _named_by_header(lines: bytes) -> bytes:

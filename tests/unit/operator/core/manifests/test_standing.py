@@ -34,7 +34,7 @@ from pdcluster_operator.core.manifests.standing import (
 from pdcluster_operator.core.manifests.workloads import design_workload, render_workload
 from pdcluster_protocol.labels import Role
 from pdcluster_router.__main__ import parse_settings
-from pdcluster_router.settings import Discovery
+from pdcluster_router.setting_forms import Discovery
 
 REVISION = "0a1b2c3d"
 CLUSTER = "pdcluster.dev/cluster"
@@ -131,6 +131,15 @@ class TestDiscovery:
 
 
 class TestRouter:
+    def test_aliases_of_its_model_come_by_an_override_of_its_environment(self) -> None:
+        env = [{"name": "PDCLUSTER_MODEL_ALIASES", "value": "gpt-4=llama,fast=llama"}]
+        overrides = {"spec": {"containers": [{"name": "router", "env": env}]}}
+        pod = router_deployment(make_pool({"spec.router.podOverrides": overrides}))["spec"]["template"]["spec"]
+        told = {one["name"]: one["value"] for one in pod["containers"][0]["env"] if "value" in one}
+        words = [word.replace("$(POD_IP)", "10.0.0.7") for word in pod["containers"][0]["args"]]
+        settings = parse_settings([*words, "--namespace=default", "--kube-api=https://10.0.0.1"], told)
+        assert settings.models_by_alias == {"gpt-4": "llama", "fast": "llama"}
+
     def test_its_command_line_is_one_that_the_router_takes(self) -> None:
         changes = {
             "spec.transfer": {"deadlineSeconds": 120, "onFailure": "fail"},

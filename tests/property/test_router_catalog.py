@@ -95,7 +95,9 @@ def test_no_pair_is_of_two_models(engines: list[Stub], name: str) -> None:
     if group is None or len({id(listing) for listing in lists(engines)}) <= 1:
         return
     for prefill, decode in pairs(group):
-        assert prefill.same(name, decode) or (prefill.listing is decode.listing is None)
+        said = {one.listing.get(name) for one in (prefill, decode) if one.listing is not None}
+        is_silent = prefill.listing is None or decode.listing is None
+        assert prefill.same(name, decode) or (is_silent and said <= {BASE}), "a silent engine may have any base model"
 
 
 @given(ENGINES, st.sampled_from(NAMES))

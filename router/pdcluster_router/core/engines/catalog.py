@@ -78,8 +78,9 @@ def group_again(name: str, then: Sequence[Listing], engines: Sequence[E]) -> Mod
 
 
 def lists_of(engines: Sequence[SaysModels]) -> list[Listing]:
-    """The lists that differ, those of decode engines first."""
-    return _listings_of(sorted(engines, key=lambda engine: engine.role is not Role.DECODE))
+    """The lists that differ, those of decode engines first. Engines that leave get no request, and do not count."""
+    present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
+    return _listings_of(sorted(present, key=lambda engine: engine.role is not Role.DECODE))
 
 
 def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
@@ -128,7 +129,7 @@ def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E
         name = next(iter(_listings_of(decodes) or listings)).bases[0]
         known = [listing for listing in listings if listing.get(name) is not None]
         group = _best_group(name, known, present)
-        if _has(group.engines, Role.PREFILL):
+        if group.has_prefill and _has(group.engines, Role.PREFILL):
             return group
     return _whole(present)  # Engines that name one model differently may serve it: the connectors compare it.
 
@@ -161,8 +162,15 @@ def _worth(engines: list[E]) -> tuple[bool, ...]:
 
 
 def _group_of(identity: Identity, engines: list[E], present: list[E]) -> ModelGroup[E]:
-    """A base model that no prefill engine serves is a mistake in somebody's settings: then no engine can be used."""
-    return ModelGroup(tuple(engines)) if identity == BASE else _group(engines, present)
+    """A base model that no prefill engine serves is a mistake in somebody's settings: then no engine can be used.
+
+    If all engines of a role that serve it are silent, these may get its requests: the connectors compare base models.
+    """
+    if identity != BASE:
+        return _group(engines, present)
+    missing = [role for role in Role if not _has(engines, role)]
+    silent = [engine for engine in present if engine.listing is None and engine.role in missing]
+    return ModelGroup((*engines, *silent))
 
 
 def _group(engines: list[E], present: list[E]) -> ModelGroup[E]:

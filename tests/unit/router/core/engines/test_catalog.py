@@ -9,7 +9,7 @@ import pytest
 from fakes.answers import models_answer
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.breaker import Breaker
-from pdcluster_router.core.engines.catalog import group_for
+from pdcluster_router.core.engines.catalog import group_for, lists_of
 from pdcluster_router.core.engines.listing import Listing, read_listing
 from pdcluster_router.core.engines.membership import EngineState
 
@@ -18,6 +18,7 @@ SERVING, NOT_READY = EngineState.SERVING, EngineState.NOT_READY
 WELL, SICK, WAITS = (SERVING, True), (SERVING, False), (NOT_READY, False)
 ONE = read_listing(models_answer("m", sql="/sql-1"))
 TWO = read_listing(models_answer("m", sql="/sql-2"))
+PLAIN = read_listing(models_answer("m"))
 LLAMA, QWEN = (read_listing(models_answer(name)) for name in ("llama", "qwen"))
 
 
@@ -34,6 +35,10 @@ class Stub:
 
 
 Standing = tuple[EngineState, bool]
+
+
+def _other(role: Role) -> Role:
+    return DECODE if role is PREFILL else PREFILL
 
 
 def pair(listing: Listing | None, prefill: Standing = WELL, decode: Standing = WELL) -> list[Stub]:
@@ -82,6 +87,21 @@ def test_a_request_that_names_no_model_may_go_to_a_pair_that_calls_its_model_dif
     assert (group.is_whole, group.engines) == (True, tuple(engines))
 
 
+@pytest.mark.parametrize("role", Role)
+@pytest.mark.parametrize("name", ["", "m"])
+def test_engines_that_have_not_told_their_models_serve_a_base_model_that_others_of_their_role_do_not_tell(
+    role: Role, name: str
+) -> None:
+    silent, (one, other) = Stub(role, None), (Stub(_other(role), listing) for listing in (PLAIN, ONE))
+    group = group_for(name, [silent, one, other])
+    assert group is not None
+    assert set(group.engines) == {silent, one, other}
+    telling = Stub(role, PLAIN)
+    group = group_for(name, [silent, telling, one, other])
+    assert group is not None
+    assert silent not in group.engines, "one that has told them is there"
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_a_decode_engine_will_serve_comes_before_what_only_prefill_engines_have(*, is_first: bool) -> None:
     one, other = (ONE, TWO) if is_first else (TWO, ONE)
@@ -89,3 +109,7 @@ def test_what_a_decode_engine_will_serve_comes_before_what_only_prefill_engines_
     group = group_for("sql", [Stub(PREFILL, other), decode])
     assert group is not None
     assert decode in group.engines
+
+
+def test_what_an_engine_says_that_leaves_does_not_count() -> None:
+    assert lists_of([Stub(DECODE, ONE, EngineState.LEAVING), *pair(TWO)]) == [TWO]

@@ -141,6 +141,8 @@ async def test_a_request_that_waits_gets_engines_that_come_meanwhile(model: str)
         asked = Asked(pool, model)
         new = pool.add(PREFILL, OLD), pool.add(DECODE, OLD)
         assert (asked.prefills, asked.decodes) == ({prefill, new[0]}, {decode, new[1]})
+        newer = pool.add(PREFILL, OLD), pool.add(DECODE, OLD)
+        assert (asked.prefills, asked.decodes) == ({prefill, new[0], newer[0]}, {decode, new[1], newer[1]})
 
 
 async def test_a_request_keeps_its_model_while_no_decode_engine_says_what_it_serves() -> None:

@@ -104,7 +104,7 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
 _IDS: Final = re.compile(rb"chatcmpl-[\w-]+|call_[\w-]+|toolu_[\w-]+")
 
 
-ALIAS = "claude-sonnet-4-5"
+ALIAS = "claude-of-ours"
 
 
 @pytest.fixture(scope="module")

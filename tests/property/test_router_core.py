@@ -6,7 +6,8 @@ import contextlib
 import json
 from typing import Any
 
-from hypothesis import given
+import msgspec
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fakes.reservations import reservation_of
@@ -60,6 +61,26 @@ def test_decode_loses_nothing_of_the_clients_body_and_gains_only_our_parameters(
 def test_a_body_without_parameters_reaches_decode_as_the_very_same_bytes(fields: dict[str, Any]) -> None:
     raw = json.dumps({key: value for key, value in fields.items() if not key.endswith("_transfer_params")}).encode()
     assert b"".join(parse_body(raw).for_decode(None)) == raw
+
+
+@given(BODIES, st.text(min_size=1), st.text(), st.sampled_from(["model", "\\u006dodel"]))
+def test_a_body_with_an_alias_differs_for_engines_in_the_models_name_alone(
+    fields: dict[str, Any], alias: str, model: str, key: str
+) -> None:
+    asked = {name: value for name, value in fields.items() if name != "model"}
+    raw = json.dumps({**asked, "MODEL": alias}).replace('"MODEL":', f'"{key}":').encode()
+    assume(raw.count(f'"{key}":'.encode()) == 1)
+    body = parse_body(raw)
+    named = body.for_model(msgspec.json.encode(model))
+    assert (named.model, named.alias_of, body.alias_of) == (alias, model, "")
+    assert named.renamed().startswith(raw[:-1])
+    assert json.loads(named.renamed()) == {**asked, "model": model}
+    for before, after in (
+        (body.for_decode(PARAMS), named.for_decode(PARAMS)),
+        (body.for_prefill(RESERVATION), named.for_prefill(RESERVATION)),
+    ):
+        assert after[0] == before[0]
+        assert json.loads(b"".join(after)) == {**json.loads(b"".join(before)), "model": model}
 
 
 @given(BODIES)

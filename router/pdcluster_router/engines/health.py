@@ -104,7 +104,8 @@ class Probes:
         read = await self._listing_of(engine)
         if read.surplus and not engine.lists_too_much:
             logger.warning("engine lists too many models engine=%s: %s", engine.name, read.surplus)
-        engine.lists_too_much = bool(read.surplus)
+        if read.surplus or read.listing is not None:
+            engine.lists_too_much = bool(read.surplus)
         if read.listing is not None or not engine.is_healthy:
             self._roster.listed(engine, read.listing)
             self._tell_namesakes(engine)

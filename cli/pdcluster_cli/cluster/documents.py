@@ -11,10 +11,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import yaml
 from pydantic import ValidationError
@@ -24,7 +25,7 @@ from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_operator.api.base import faults_in
 from pdcluster_operator.api.cluster import PDCluster, metadata_problems
-from pdcluster_operator.kinds import PDCLUSTER, Ref
+from pdcluster_operator.kinds import EVENT, PDCLUSTER, Ref
 from pdcluster_protocol.errors import ConfigError, Unavailable
 
 KIND: Final = "PDCluster"
@@ -126,8 +127,26 @@ def read_cluster(name: str, where: Where) -> YamlDocument:
     Raises:
         Unreadable: The API server cannot be reached, or does not give the object.
     """
+    if "/" in name:
+        raise Unreadable(f"{name!r} is no name: give it without a kind, and its namespace with -n")
+    return _read(where, lambda namespace: Ref(PDCLUSTER, namespace, name).path())
+
+
+def read_events(document: YamlDocument, where: Where) -> list[tuple[str, str]]:
+    """Reason and message of each Event about a PDCluster of the API server, oldest first. Waits as ``read_cluster``.
+
+    Raises:
+        Unreadable: The API server does not give them.
+    """
+    about = quote(f"involvedObject.uid={document.get('metadata', {}).get('uid', '')}")
+    found = _read(where, lambda namespace: f"{EVENT.path(namespace)}?fieldSelector={about}")
+    events = sorted(found.get("items", ()), key=lambda one: one.get("lastTimestamp") or "")
+    return [(one.get("reason", ""), one.get("message", "")) for one in events]
+
+
+def _read(where: Where, path_in: Callable[[str], str]) -> YamlDocument:
     try:
-        return asyncio.run(_get(name, where))
+        return asyncio.run(_get(where, path_in))
     except ApiStatusError as error:
         cure = ": are pdcluster's CRDs installed?" if error.status == 404 and not error.reason else ""
         raise Unreadable(f"{error}{cure}") from error
@@ -151,12 +170,11 @@ def find_cluster(name: str, where: Where) -> YamlDocument | None:
         raise
 
 
-async def _get(name: str, where: Where) -> YamlDocument:
-    if "/" in name:
-        raise Unreadable(f"{name!r} is no name: give it without a kind, and its namespace with -n")
+async def _get(where: Where, path_in: Callable[[str], str]) -> YamlDocument:
+    """The object at the path that ``path_in`` makes of the namespace."""
     access, namespace = await find_access(where)
-    path = Ref(PDCLUSTER, where.namespace or namespace, name).path()
-    answer = await KubeReader(access, timeout_s=_CALL_S, user_agent="pdcluster").read(path)
+    reader = KubeReader(access, timeout_s=_CALL_S, user_agent="pdcluster")
+    answer = await reader.read(path_in(where.namespace or namespace))
     try:
         found = json.loads(answer)
     except ValueError:

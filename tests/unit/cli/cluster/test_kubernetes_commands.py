@@ -14,6 +14,7 @@ from anyio.from_thread import start_blocking_portal
 from fakes.api_server import ApiServer, Fault, is_list
 from integration.ports import fresh_port
 from pdcluster_cli.__main__ import main
+from pdcluster_operator.core.status.conditions import EventReason
 from pdcluster_operator.core.status.explain import NOT_LOOKED_AT
 from pdcluster_operator.kinds import PDCLUSTER, SCALER
 
@@ -135,7 +136,30 @@ def test_the_api_server_is_asked_for_a_name_in_its_namespace(
 ) -> None:
     store(api, example, namespace)
     assert typed("explain", "tiny", *words, status=1).out == f"{NOT_LOOKED_AT}\n"
-    assert asked(api) == [PATH.format(namespace)]
+    assert asked(api) == [PATH.format(namespace), f"/api/v1/namespaces/{namespace}/events"]
+
+
+def test_events_of_the_pdcluster_are_told_with_their_cure(
+    example: dict[str, Any], api: ApiServer, typed: Typed
+) -> None:
+    store(api, example)
+    [pool] = api.store.all_of("pdclusters")
+    for name, uid, said in [("b", pool["metadata"]["uid"], "b was set"), ("c", "of-another", "c was set")]:
+        event = {"metadata": {"name": name}, "involvedObject": {"uid": uid}, "reason": "TakenBack", "message": said}
+        api.store.create(("events", "default", name), event)
+    told = typed("explain", "tiny", status=1).out
+    assert told == f"{NOT_LOOKED_AT}\nTakenBack (b was set). {EventReason.TAKEN_BACK.cure}\n"
+
+
+def test_a_user_who_may_not_read_events_is_told_the_status(
+    example: dict[str, Any], api: ApiServer, typed: Typed
+) -> None:
+    store(api, example)
+    api.faults = [Fault(lambda one: one.path.endswith("/events"), 403)]
+    told = typed("explain", "tiny", status=1)
+    assert told.out == f"{NOT_LOOKED_AT}\n"
+    [line] = told.err.splitlines()
+    assert line.startswith("pdcluster explain: Events of the PDCluster cannot be read: the API server answered 403")
 
 
 @pytest.mark.parametrize("namespace", [None, "team-a"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import UNSET
@@ -61,12 +61,8 @@ class Recorded(Protocol):
         """The row for ``pdcluster why``."""
         ...
 
-
-class Divided(Recorded, Protocol):
-    """The record of a request that is served in parts."""
-
-    def slowest_part(self) -> KeptRow | None:
-        """The row of the part that delays the request most; None: the request waits for no part."""
+    def unanswered(self) -> Sequence[KeptRow]:
+        """The rows of the parts that the request waits for. Empty: it waits for none, or has no parts."""
         ...
 
 
@@ -109,7 +105,7 @@ class Services:
         self.transfers: dict[TransferId, Running] = {}
         """The running requests by transfer id, for calls to the metaserver."""
         self.running: set[Running] = set()
-        self.divided: set[Divided] = set()
+        self.divided: set[Recorded] = set()
         """The records of running requests that are served in parts. The parts are in ``running``."""
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}

@@ -5,6 +5,7 @@ Running requests report how far they are; requests that have ended are looked up
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -13,10 +14,9 @@ from msgspec.structs import replace
 
 from pdcluster_protocol.kept import MAX_FOUND, MAX_LINES_AHEAD, KeptAnswer, KeptRequest, LineAhead, names_for
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.telemetry.why import explained, explained_by
+from pdcluster_router.core.telemetry.why import explained, explained_by, furthest_behind
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
-from pdcluster_router.services import Divided
 from pdcluster_router.telemetry.kept import KeptRow, request_of
 
 QUERY: Final[dict[str, Any]] = {
@@ -59,16 +59,13 @@ def _found(router: Router, name: str) -> list[KeptRequest]:
     """Requests in the queue, then requests that run, then requests that have ended; each with its cause and cure."""
     services = router.services
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
-    divided = (_in_parts(record) for record in services.divided if name in record.names)
-    running = (one.record.row() for one in services.running if name in one.record.names)
-    going = chain(map(_told, queued), divided, map(_told, running))
-    return [*islice(going, MAX_FOUND), *map(explained, services.kept.find(name))]
+    records = chain(services.divided, (one.record for one in services.running))
+    running = ((one.row(), one.unanswered()) for one in records if name in one.names)
+    going = islice(chain(((row, ()) for row in queued), running), MAX_FOUND)
+    return [*(_told(row, parts) for row, parts in going), *map(explained, services.kept.find(name))]
 
 
-def _told(row: KeptRow) -> KeptRequest:
-    return explained(request_of(row))
-
-
-def _in_parts(record: Divided) -> KeptRequest:
-    whole, slowest = request_of(record.row()), record.slowest_part()
-    return explained(whole) if slowest is None else explained_by(whole, request_of(slowest))
+def _told(row: KeptRow, parts: Sequence[KeptRow]) -> KeptRequest:
+    """``parts``: those that the request waits for."""
+    request, slowest = request_of(row), furthest_behind(map(request_of, parts))
+    return explained(request) if slowest is None else explained_by(request, slowest)

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from pdcluster_kube.access import ApiAccess, read_pod
 from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
-from pdcluster_operator.api.base import faults_in
+from pdcluster_operator.api.base import API_VERSION, faults_in
 from pdcluster_operator.api.cluster import PDCluster, metadata_problems
 from pdcluster_operator.kinds import EVENT, PDCLUSTER, Ref
 from pdcluster_protocol.errors import ConfigError, Unavailable
@@ -70,7 +70,7 @@ def read_file(path: str) -> YamlDocument:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        documents = yaml.load_all(text, _Loader)
+        documents = [one for document in yaml.load_all(text, _Loader) for one in _objects_in(document)]
         found = [one for one in documents if isinstance(one, dict) and one.get("kind") == KIND]
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
@@ -82,6 +82,12 @@ def read_file(path: str) -> YamlDocument:
         raise Unreadable(f"{path} has {len(found)} objects of kind {KIND}: give them one at a time")
     _check_metadata(path, found[0])
     return _as_json(path, found[0])
+
+
+def _objects_in(document: Any) -> list[Any]:
+    """The objects of a list, as ``kubectl get`` without a name prints one; else the document itself."""
+    items = document.get("items") if isinstance(document, dict) else None
+    return items if isinstance(items, list) else [document]
 
 
 def _as_json(path: str, document: YamlDocument) -> YamlDocument:
@@ -106,6 +112,11 @@ def _check_metadata(path: str, document: YamlDocument) -> None:
         raise Unreadable(f"{path} has a {KIND} without a name: give it metadata.name")
     if problems := metadata_problems(metadata):
         raise Unreadable(f"{path}: {'; '.join(problems)}")
+    if not isinstance(generation := metadata.get("generation", 0), int):
+        raise Unreadable(f"{path}: metadata.generation is {generation}, and a whole number is wanted: leave it out")
+    if (version := document.get("apiVersion", API_VERSION)) != API_VERSION:
+        cure = f"use the pdcluster that knows {version}, or write the other"
+        raise Unreadable(f"{path} has apiVersion {version}, and this pdcluster reads {API_VERSION}: {cure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +138,7 @@ def read_cluster(name: str, where: Where) -> YamlDocument:
     Raises:
         Unreadable: The API server cannot be reached, or does not give the object.
     """
-    if "/" in name:
+    if "/" in name or not name:
         raise Unreadable(f"{name!r} is no name: give it without a kind, and its namespace with -n")
     return _read(where, lambda namespace: Ref(PDCLUSTER, namespace, name).path())
 
@@ -197,11 +208,11 @@ async def find_access(where: Where) -> tuple[ApiAccess, str]:
     return found, found.namespace
 
 
-def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
+def parse_cluster(document: YamlDocument, source: str, *, is_stored: bool = False) -> PDCluster:
     """The user's PDCluster. Checks types and bounds; only the API server checks how fields fit together.
 
-    ``is_stored``: the document comes from the API server, whose CRD may be newer than this program. Fields that only
-    that CRD has are left out.
+    ``source``: the file, or who else gave the document, for error messages. ``is_stored``: the document comes from the
+    API server, whose CRD may be newer than this program. Fields that only that CRD has are left out.
 
     Raises:
         Unreadable: Fields are missing, out of bounds, or (in a file) unknown. The message names them all.
@@ -211,4 +222,4 @@ def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDClust
     try:
         return PDCluster.from_server(whole)[0] if is_stored else PDCluster.from_wire(whole)
     except ValidationError as error:
-        raise Unreadable("; ".join(faults_in(error))) from error
+        raise Unreadable(f"{source}: {'; '.join(faults_in(error))}") from error

@@ -27,7 +27,7 @@ def main(words: Sequence[str]) -> int:
         print(f"pdcluster explain: {error}", file=sys.stderr)
         return 2
     status = read_status(document.get("status"))
-    generation = int(document.get("metadata", {}).get("generation", 0))
+    generation = document.get("metadata", {}).get("generation", 0)
     events = [] if given.file else _read_events(document, where_of(given))
     print("\n".join((*explain(status, generation), *explain_events(events))))
     ready = status.condition(Type.READY) if status and status.observed_generation >= generation else None

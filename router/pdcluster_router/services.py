@@ -122,20 +122,24 @@ class Services:
             limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now, self.trust
         )
         self.engines = self.roster.engines
-        self.metrics.watch_homes(self.roster.tallies)
         self.terms = Terms(
             self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))
         )
         """The terms of a client's request that any engine may serve."""
         refuses = settings.unknown_models is UnknownModels.REFUSE
         self.model_terms = ModelTerms(self.roster, self.terms, refuses_unknown=refuses)
-        self.discovery = discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
+        self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
+        self._add_gauges()
+        if self.discovery is None:
+            self.roster.update(_named_in(settings))
+
+    def _add_gauges(self) -> None:
+        """The metrics look here when they are asked."""
+        self.metrics.watch_homes(self.roster.tallies)
         self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)
         self.metrics.watch_engines(lambda: [_sample_of(engine) for engine in self.all_engines()])
-        if discovery is None:
-            self.roster.update(_named_in(settings))
-        else:
+        if (discovery := self.discovery) is not None:
             self.metrics.watch_discovery(lambda: discovery.is_current)
 
     def on_room(self, tell: Callable[[], None]) -> None:

@@ -14,9 +14,11 @@ from msgspec.structs import replace
 
 from pdcluster_protocol.kept import MAX_FOUND, MAX_LINES_AHEAD, KeptAnswer, KeptRequest, LineAhead, names_for
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.clients.turn_log import MAX_LOOKED_AT
 from pdcluster_router.core.telemetry.why import explained, explained_by, furthest_behind
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
+from pdcluster_router.services import Services
 from pdcluster_router.telemetry.kept import KeptRow, request_of
 
 QUERY: Final[dict[str, Any]] = {
@@ -35,7 +37,7 @@ QUERY: Final[dict[str, Any]] = {
 def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
     found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
-    told = tuple(_with_lines(router, request) for request in found)
+    told = tuple(with_lines(router.services, request) for request in found)
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
         engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names
@@ -43,13 +45,13 @@ def answer_about(router: Router, name: str) -> bytes:
     return msgspec.json.encode(KeptAnswer(requests=told, engines=engines, since_unix_s=router.services.kept.since()))
 
 
-def _with_lines(router: Router, request: KeptRequest) -> KeptRequest:
-    """``request`` with the keys whose requests were ahead. Costs a look at each of those requests, up to a limit."""
+def with_lines(services: Services, request: KeptRequest, most: int = MAX_LOOKED_AT) -> KeptRequest:
+    """``request`` with the keys whose requests were ahead. Costs a look at each of the last ``most`` of those."""
     ahead = request.ahead
     if ahead is None or not ahead.num_requests:
         return request
-    log = router.services.admissions[Role(ahead.queue)].turn_log
-    lines = log.between(ahead.first_turn, ahead.first_turn + ahead.num_requests)
+    log, end = services.admissions[Role(ahead.queue)].turn_log, ahead.first_turn + ahead.num_requests
+    lines = log.between(end - min(most, ahead.num_requests), end)
     told = tuple(LineAhead(line.name, line.num_requests, line.num_tokens) for line in lines[:MAX_LINES_AHEAD])
     num_known, num_others = sum(line.num_requests for line in lines), len(lines) - len(told)
     return replace(request, ahead=replace(ahead, num_known=num_known, lines=told, num_other_keys=num_others))

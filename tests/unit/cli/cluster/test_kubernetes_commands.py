@@ -139,16 +139,27 @@ def test_the_api_server_is_asked_for_a_name_in_its_namespace(
     assert asked(api) == [PATH.format(namespace), f"/api/v1/namespaces/{namespace}/events"]
 
 
-def test_events_of_the_pdcluster_are_told_with_their_cure(
+def test_events_of_the_pdcluster_are_told_with_their_cure_the_oldest_first(
     example: dict[str, Any], api: ApiServer, typed: Typed
 ) -> None:
     store(api, example)
     [pool] = api.store.all_of("pdclusters")
-    for name, uid, said in [("b", pool["metadata"]["uid"], "b was set"), ("c", "of-another", "c was set")]:
-        event = {"metadata": {"name": name}, "involvedObject": {"uid": uid}, "reason": "TakenBack", "message": said}
+    for name, uid, time in [
+        ("b", pool["metadata"]["uid"], "10"),
+        ("c", pool["metadata"]["uid"], "09"),
+        ("d", "x", "08"),
+    ]:
+        event = {
+            "metadata": {"name": name},
+            "involvedObject": {"uid": uid},
+            "reason": "TakenBack",
+            "message": f"{name} was set",
+            "lastTimestamp": f"2026-11-27T{time}:00:00Z",
+        }
         api.store.create(("events", "default", name), event)
-    told = typed("explain", "tiny", status=1).out
-    assert told == f"{NOT_LOOKED_AT}\nTakenBack (b was set). {EventReason.TAKEN_BACK.cure}\n"
+    cure = EventReason.TAKEN_BACK.cure
+    told = typed("explain", "tiny", status=1).out.splitlines()
+    assert told == [NOT_LOOKED_AT, f"TakenBack (c was set). {cure}", f"TakenBack (b was set). {cure}"]
 
 
 def test_a_user_who_may_not_read_events_is_told_the_status(

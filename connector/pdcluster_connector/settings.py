@@ -164,6 +164,14 @@ def require_ipv4(host: str) -> None:
         )
 
 
+_MOST: Final = {
+    "side_channel_port": (65535, "any"),
+    "writes_per_submit": (MAX_WRITES_IN_FLIGHT, "chosen by transfer_protocol"),
+    "min_push_tokens": (MAX_MIN_PUSH_TOKENS, "always push"),
+}
+"""The upper bound of a setting, and what 0 means for it."""
+
+
 def parse_settings(extra_config: Mapping[str, object]) -> Settings:
     """Checked settings.
 
@@ -174,8 +182,9 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
         settings = msgspec.convert(dict(extra_config), Settings)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}: {_cure(str(error))}") from error
-    if not 0 <= settings.side_channel_port <= 65535:
-        raise ConfigError(f"side_channel_port is {settings.side_channel_port}: use a port in 0..65535 (0: any)")
+    for name, (most, zero) in _MOST.items():
+        if not 0 <= (value := getattr(settings, name)) <= most:
+            raise ConfigError(f"{name} is {value}: use a number in 0..{most} (0: {zero})")
     for name in (name for name in Settings.__struct_fields__ if name.endswith("_s")):
         if not 0 < getattr(settings, name) < inf:  # JSON in Python may say NaN and Infinity
             raise ConfigError(f"{name} is {getattr(settings, name)}: use a positive number of seconds")
@@ -185,15 +194,6 @@ def parse_settings(extra_config: Mapping[str, object]) -> Settings:
             f"handshake_timeout_s {settings.handshake_timeout_s:g}: use {settings.least_reshard_timeout_s:g} or more"
         )
     _check_staging(settings)
-    if not 0 <= settings.writes_per_submit <= MAX_WRITES_IN_FLIGHT:
-        raise ConfigError(
-            f"writes_per_submit is {settings.writes_per_submit}: use a number in 0..{MAX_WRITES_IN_FLIGHT} (0: chosen "
-            "by transfer_protocol)"
-        )
-    if not 0 <= settings.min_push_tokens <= MAX_MIN_PUSH_TOKENS:
-        raise ConfigError(
-            f"min_push_tokens is {settings.min_push_tokens}: use a number in 0..{MAX_MIN_PUSH_TOKENS} (0: always push)"
-        )
     _check_devices(settings)
     return settings
 

@@ -55,17 +55,19 @@ async def load(path: str, context: str | None, *, timeout_s: float) -> Loaded:
             return await _load(path, context)
     except TimeoutError as error:
         raise ConfigError(f"kubeconfig {path}: its exec plugin gave nothing within {timeout_s:g} s") from error
-    except (ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError) as error:
-        raise ConfigError(f"kubeconfig {path}: {' '.join(str(error).split()) or type(error).__name__}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ConfigException, TypeError, AttributeError, KeyError) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        cure = "mend it, or name another with --kubeconfig"
+        raise ConfigError(f"kubeconfig {path}: it cannot be used ({why}): {cure}") from error
+    except (OSError, ValueError) as error:  # ``ValueError``: words of ours.
+        raise ConfigError(f"kubeconfig {path}: {error}") from error
 
 
 async def _load(path: str, context: str | None) -> Loaded:
     configuration = Configuration()
-    loader = _Loader(
-        KubeConfigMerger(path).config,
-        active_context=context,
-        config_base_path=None,
-    )
+    config = KubeConfigMerger(path).config
+    _require_context(config.value if config else None, context)
+    loader = _Loader(config, active_context=context, config_base_path=None)
     await loader.load_and_set(configuration)
     return Loaded(
         url=checked_api_url(configuration.host),
@@ -78,6 +80,16 @@ async def _load(path: str, context: str | None) -> Loaded:
         server_name=configuration.tls_server_name or None,
         proxy=configuration.proxy or _proxy_of(configuration.host),
     )
+
+
+def _require_context(kubeconfig: Any, context: str | None) -> None:
+    """The client's own words would name neither the contexts that there are nor the flag that chooses one."""
+    if not isinstance(kubeconfig, dict) or not (contexts := kubeconfig.get("contexts")):
+        raise ValueError("it has no contexts: name another with --kubeconfig")
+    wanted, names = context or kubeconfig.get("current-context"), [one["name"] for one in contexts]
+    if wanted not in names:
+        said = f"it has no context {wanted}" if wanted else "it has no current context"
+        raise ValueError(f"{said}: choose {' or '.join(names)} with --context")
 
 
 class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no types

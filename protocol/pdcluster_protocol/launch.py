@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, StrEnum
-from typing import Final, Literal, TypeAlias, TypedDict
+from typing import Final, Literal, Self, TypeAlias, TypedDict
 
 from pdcluster_protocol.labels import Role
 
@@ -61,12 +61,26 @@ class ConnectorSettings(TypedDict, total=False):
 
 
 class RouterPolicy(Enum):
-    """How a router chooses one of the engines that may get a request."""
+    """How a router chooses one of the engines that may get a request. ``means``: for help and reference pages."""
 
-    LEAST_TOKENS = "least-tokens"
-    """The one with the least to do."""
-    AFFINITY = "affinity"
-    """The one that has had this conversation, unless it has too much to do."""
+    means: str
+
+    def __new__(cls, word: str, means: str = "") -> Self:
+        policy = object.__new__(cls)
+        policy._value_, policy.means = word, means
+        return policy
+
+    LEAST_TOKENS = ("least-tokens", "the one with the least to do, good for any requests")
+    AFFINITY = (
+        "affinity",
+        "the one that has had this conversation, or a short request's adapter, unless it has much more to do than the "
+        "others: for agents and chats, whose prompts begin with what was said before",
+    )
+
+    @classmethod
+    def explained(cls) -> str:
+        """The description of the setting in router, operator and command line."""
+        return " ".join(("How an engine is chosen for a request.", *(f"{one.value}: {one.means}." for one in cls)))
 
 
 class ForwardedHeader(Enum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import UNSET
@@ -62,12 +62,8 @@ class Recorded(Protocol):
         """The row for ``pdcluster why``."""
         ...
 
-
-class Divided(Recorded, Protocol):
-    """The record of a request that is served in parts."""
-
-    def slowest_part(self) -> KeptRow | None:
-        """The row of the part that delays the request most; None: the request waits for no part."""
+    def unanswered(self) -> Sequence[KeptRow]:
+        """The rows of the parts that the request waits for. Empty: it waits for none, or has no parts."""
         ...
 
 
@@ -110,7 +106,7 @@ class Services:
         self.transfers: dict[TransferId, Running] = {}
         """The running requests by transfer id, for calls to the metaserver."""
         self.running: set[Running] = set()
-        self.divided: set[Divided] = set()
+        self.divided: set[Recorded] = set()
         """The records of running requests that are served in parts. The parts are in ``running``."""
         self.answers = AnswerLength()
         self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
@@ -127,7 +123,6 @@ class Services:
             limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now, self.trust
         )
         self.engines = self.roster.engines
-        self.metrics.watch_homes(self.roster.tallies)
         self.terms = Terms(
             self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))
         )
@@ -136,13 +131,18 @@ class Services:
         self.model_terms = ModelTerms(
             self.roster, self.terms, refuses_unknown=refuses, aliases=settings.models_by_alias
         )
-        self.discovery = discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
+        self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: the engines are named at start, and stay."""
+        self._add_gauges()
+        if self.discovery is None:
+            self.roster.update(_named_in(settings))
+
+    def _add_gauges(self) -> None:
+        """The metrics look here when they are asked."""
+        self.metrics.watch_homes(self.roster.tallies)
         self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)
         self.metrics.watch_engines(lambda: [_sample_of(engine) for engine in self.all_engines()])
-        if discovery is None:
-            self.roster.update(_named_in(settings))
-        else:
+        if (discovery := self.discovery) is not None:
             self.metrics.watch_discovery(lambda: discovery.is_current)
 
     def on_room(self, tell: Callable[[], None]) -> None:

@@ -48,10 +48,7 @@ class Settings(BaseModel):
     """The dialect of the engines' KV connector. pdcluster: ours, with all our promises. vllm-ascend:
     engines of vllm-ascend 0.23 as they are released. Their calls to the internal port show no token, so only engines
     may reach that port; docs/operations.md says what else they lack."""
-    policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
-    """How an engine is chosen for a request. least-tokens: the one with the least to do, good for any requests.
-    affinity: the one that has had this conversation, or a short request's adapter, unless it has much more to do than
-    the others: for agents and chats, whose prompts begin with what was said before."""
+    policy: RouterPolicy = Field(default=RouterPolicy.LEAST_TOKENS, description=RouterPolicy.explained())
     unknown_models: UnknownModels = UnknownModels.REFUSE
     """The answer to a request for a model that no engine lists. refuse: vLLM's own 404, and no engine is asked. ask:
     any engine's, for engines that load adapters at their first request, or take any name."""

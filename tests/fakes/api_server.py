@@ -299,8 +299,9 @@ class ApiServer:
         raise web.HTTPNotFound(text="404 page not found\n")
 
     def _list(self, kind: Kind, namespace: str | None, query: Mapping[str, str]) -> Object:
-        selector = query.get("labelSelector", "")
-        items = [one for one in self.store.all_of(kind.plural, namespace) if selects(selector, one)]
+        uid, labels = query.get("fieldSelector", "").removeprefix("involvedObject.uid="), query.get("labelSelector", "")
+        items = [one for one in self.store.all_of(kind.plural, namespace) if selects(labels, one)]
+        items = [one for one in items if not uid or one["involvedObject"]["uid"] == uid]
         start = int(query.get("continue", 0))
         stop = start + int(query.get("limit", len(items)))
         metadata = {"resourceVersion": str(self.store.version), "continue": str(stop) if stop < len(items) else ""}

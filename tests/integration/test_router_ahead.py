@@ -16,6 +16,7 @@ from integration.test_router_fair_queue import ONE, answer_to, keys_in, queued
 from pdcluster_cli.cluster.request_text import describe
 from pdcluster_protocol.kept import KeptAnswer, KeptRequest, LineAhead, path_for
 from pdcluster_protocol.labels import Role
+from pdcluster_protocol.status_page import STATUS_PATH, StatusPage
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +62,11 @@ async def test_of_each_request_that_waited_it_is_told_whose_were_let_in_before_i
         assert [(await answer_to(client)).status for client in (*clients, displaced)] == [200] * 7
         await rig.settled()
         told = {name: await about(rig, name) for name in ("first", "g1", "g2", "g4", "g5", "m1", "m2")}
+        document = (await (await rig.internal()).get(STATUS_PATH)).body
+        rows = {row.request_id: row for row in msgspec.json.decode(document, type=StatusPage).recent}
+    assert [step.text for step in rows["m2"].steps if step.kind == "queue"] == [
+        "waits to be admitted, behind 2 of greedy, 1 of modest"
+    ]
     assert told.pop("first").ahead is None, "it did not wait"
     assert {name: lines_of(request) for name, request in told.items()} == {
         "g1": [],

@@ -13,6 +13,7 @@ from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, Rig, running_rig, until
 from patience import PATIENCE_S
 from pdcluster_router.front.server_protocol import MAX_BYTES_AHEAD, MAX_PIPELINED, RouterProtocol
+from watched import num_watched
 
 pytestmark = pytest.mark.anyio
 
@@ -153,10 +154,10 @@ async def test_connections_that_go_on_after_a_pause_are_not_watched_any_more(rig
     connection = connection_of(rig, client)
     await client.send(AHEAD[ahead])
     await until(lambda: connection.flow.read_paused)
-    assert rig.router.leavers.num_watched == 1
+    assert num_watched() == 1
     rig.decode.open_gate(Gate.RESERVE)
     await until(lambda: not connection.flow.read_paused)
-    assert rig.router.leavers.num_watched == 0
+    assert num_watched() == 0
     client.leave()
     await until(lambda: connection not in rig.server.server_state.connections)
 

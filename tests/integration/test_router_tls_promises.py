@@ -25,6 +25,7 @@ from integration.tls_clients import ByHand, connect, der_of, ended, hello, shown
 from patience import PATIENCE_S
 from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.http.tls import TlsConnection
+from watched import num_watched
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +77,7 @@ async def test_a_client_that_leaves_while_it_is_not_read_stops_both_engines(tls:
     client = await send(tls, PROMPT)
     order = await tls.prefill.next_request()
     await client.send(raw(PROMPT) * 100)
-    await until(lambda: tls.router.leavers.num_watched == 1)
+    await until(lambda: num_watched() == 1)
     client.leave()
     await assert_aborted(order)
 

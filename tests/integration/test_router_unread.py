@@ -18,6 +18,7 @@ from patience import PATIENCE_S
 from pdcluster_router.core.clients.room import RoomLimit
 from pdcluster_router.http import reading, records
 from pdcluster_router.http.reading import SLICE_BYTES
+from watched import num_watched
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +46,7 @@ async def send_many(rig: Rig) -> RawClient:
 async def test_bytes_that_wait_take_room_until_their_client_leaves(files: dict[str, Any]) -> None:
     async with running_rig(**files) as rig:
         client = await send_many(rig)
-        await until(lambda: rig.router.leavers.num_watched == 1)
+        await until(lambda: num_watched() == 1)
         assert rig.router.room.used_bytes > MORE_THAN_HEADS
         client.leave()
         await until(lambda: rig.router.room.used_bytes == 0)
@@ -54,7 +55,7 @@ async def test_bytes_that_wait_take_room_until_their_client_leaves(files: dict[s
 async def test_bytes_that_wait_give_their_room_back_when_they_are_read(files: dict[str, Any]) -> None:
     async with running_rig(**files) as rig:
         client = await send_many(rig)
-        await until(lambda: rig.router.leavers.num_watched == 1)
+        await until(lambda: num_watched() == 1)
         rig.decode.open_gate(Gate.RESERVE)
         for _ in range(1 + NUM_MANY):
             assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200

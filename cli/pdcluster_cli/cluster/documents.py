@@ -11,10 +11,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import yaml
 from pydantic import ValidationError
@@ -22,9 +23,9 @@ from pydantic import ValidationError
 from pdcluster_kube.access import ApiAccess, read_pod
 from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
-from pdcluster_operator.api.base import faults_in
+from pdcluster_operator.api.base import API_VERSION, faults_in
 from pdcluster_operator.api.cluster import PDCluster, metadata_problems
-from pdcluster_operator.kinds import PDCLUSTER, Ref
+from pdcluster_operator.kinds import EVENT, PDCLUSTER, Ref
 from pdcluster_protocol.errors import ConfigError, Unavailable
 
 KIND: Final = "PDCluster"
@@ -69,7 +70,7 @@ def read_file(path: str) -> YamlDocument:
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        documents = yaml.load_all(text, _Loader)
+        documents = [one for document in yaml.load_all(text, _Loader) for one in _objects_in(document)]
         found = [one for one in documents if isinstance(one, dict) and one.get("kind") == KIND]
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
@@ -81,6 +82,12 @@ def read_file(path: str) -> YamlDocument:
         raise Unreadable(f"{path} has {len(found)} objects of kind {KIND}: give them one at a time")
     _check_metadata(path, found[0])
     return _as_json(path, found[0])
+
+
+def _objects_in(document: Any) -> list[Any]:
+    """The objects of a list, as ``kubectl get`` without a name prints one; else the document itself."""
+    items = document.get("items") if isinstance(document, dict) else None
+    return items if isinstance(items, list) else [document]
 
 
 def _as_json(path: str, document: YamlDocument) -> YamlDocument:
@@ -105,6 +112,11 @@ def _check_metadata(path: str, document: YamlDocument) -> None:
         raise Unreadable(f"{path} has a {KIND} without a name: give it metadata.name")
     if problems := metadata_problems(metadata):
         raise Unreadable(f"{path}: {'; '.join(problems)}")
+    if not isinstance(generation := metadata.get("generation", 0), int):
+        raise Unreadable(f"{path}: metadata.generation is {generation}, and a whole number is wanted: leave it out")
+    if (version := document.get("apiVersion", API_VERSION)) != API_VERSION:
+        cure = f"use the pdcluster that knows {version}, or write the other"
+        raise Unreadable(f"{path} has apiVersion {version}, and this pdcluster reads {API_VERSION}: {cure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +138,26 @@ def read_cluster(name: str, where: Where) -> YamlDocument:
     Raises:
         Unreadable: The API server cannot be reached, or does not give the object.
     """
+    if "/" in name or not name:
+        raise Unreadable(f"{name!r} is no name: give it without a kind, and its namespace with -n")
+    return _read(where, lambda namespace: Ref(PDCLUSTER, namespace, name).path())
+
+
+def read_events(document: YamlDocument, where: Where) -> list[tuple[str, str]]:
+    """Reason and message of each Event about a PDCluster of the API server, oldest first. Waits as ``read_cluster``.
+
+    Raises:
+        Unreadable: The API server does not give them.
+    """
+    about = quote(f"involvedObject.uid={document.get('metadata', {}).get('uid', '')}")
+    found = _read(where, lambda namespace: f"{EVENT.path(namespace)}?fieldSelector={about}")
+    events = sorted(found.get("items", ()), key=lambda one: one.get("lastTimestamp") or "")
+    return [(one.get("reason", ""), one.get("message", "")) for one in events]
+
+
+def _read(where: Where, path_in: Callable[[str], str]) -> YamlDocument:
     try:
-        return asyncio.run(_get(name, where))
+        return asyncio.run(_get(where, path_in))
     except ApiStatusError as error:
         cure = ": are pdcluster's CRDs installed?" if error.status == 404 and not error.reason else ""
         raise Unreadable(f"{error}{cure}") from error
@@ -151,12 +181,11 @@ def find_cluster(name: str, where: Where) -> YamlDocument | None:
         raise
 
 
-async def _get(name: str, where: Where) -> YamlDocument:
-    if "/" in name:
-        raise Unreadable(f"{name!r} is no name: give it without a kind, and its namespace with -n")
+async def _get(where: Where, path_in: Callable[[str], str]) -> YamlDocument:
+    """The object at the path that ``path_in`` makes of the namespace."""
     access, namespace = await find_access(where)
-    path = Ref(PDCLUSTER, where.namespace or namespace, name).path()
-    answer = await KubeReader(access, timeout_s=_CALL_S, user_agent="pdcluster").read(path)
+    reader = KubeReader(access, timeout_s=_CALL_S, user_agent="pdcluster")
+    answer = await reader.read(path_in(where.namespace or namespace))
     try:
         found = json.loads(answer)
     except ValueError:
@@ -179,11 +208,11 @@ async def find_access(where: Where) -> tuple[ApiAccess, str]:
     return found, found.namespace
 
 
-def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDCluster:
+def parse_cluster(document: YamlDocument, source: str, *, is_stored: bool = False) -> PDCluster:
     """The user's PDCluster. Checks types and bounds; only the API server checks how fields fit together.
 
-    ``is_stored``: the document comes from the API server, whose CRD may be newer than this program. Fields that only
-    that CRD has are left out.
+    ``source``: the file, or who else gave the document, for error messages. ``is_stored``: the document comes from the
+    API server, whose CRD may be newer than this program. Fields that only that CRD has are left out.
 
     Raises:
         Unreadable: Fields are missing, out of bounds, or (in a file) unknown. The message names them all.
@@ -193,4 +222,4 @@ def parse_cluster(document: YamlDocument, *, is_stored: bool = False) -> PDClust
     try:
         return PDCluster.from_server(whole)[0] if is_stored else PDCluster.from_wire(whole)
     except ValidationError as error:
-        raise Unreadable("; ".join(faults_in(error))) from error
+        raise Unreadable(f"{source}: {'; '.join(faults_in(error))}") from error

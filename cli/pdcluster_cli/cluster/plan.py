@@ -26,16 +26,19 @@ def main(words: Sequence[str]) -> int:
     from pdcluster_operator.core.plan.preview import preview
     from pdcluster_protocol.errors import ConfigError
 
-    given = make_parser().parse_args(words)
+    parser = make_parser()
+    given = parser.parse_args(words)
+    if (given.kubeconfig or given.context) and not given.from_cluster:
+        parser.error("--kubeconfig and --context say which cluster to compare with: give --from-cluster too")
     try:
         wanted = read_file(given.file)
         running = read_file(given.before) if given.before else None
         if given.from_cluster:  # If the file has no namespace, the context's counts, as for `kubectl apply`.
             where = replace(where_of(given), namespace=wanted["metadata"].get("namespace"))
             running = find_cluster(wanted["metadata"]["name"], where)
-        lines = preview(
-            parse_cluster(running, is_stored=given.from_cluster) if running else None, parse_cluster(wanted)
-        )
+        source = given.before or "the API server's PDCluster"
+        before = parse_cluster(running, source, is_stored=given.from_cluster) if running else None
+        lines = preview(before, parse_cluster(wanted, given.file))
     except (Unreadable, ConfigError) as error:
         print(f"pdcluster plan: {error}", file=sys.stderr)
         return 2

@@ -87,7 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     devices = ["auto", *(device.value for device in LocalDevice)]
     parser.add_argument("--device", choices=devices, default="auto", help="where engines compute (default: auto)")
     policies = [policy.value for policy in RouterPolicy]
-    policy_help = f"how the router chooses an engine (default: {RouterPolicy.LEAST_TOKENS.value})"
+    policy_help = f"{RouterPolicy.explained()} (default: {RouterPolicy.LEAST_TOKENS.value})"
     parser.add_argument("--policy", choices=policies, help=policy_help)
     parser.add_argument(
         "--start-timeout",

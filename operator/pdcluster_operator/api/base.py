@@ -88,12 +88,19 @@ def _add_rules(schema: dict[str, Any], model: type[Any]) -> None:
 
 def faults_in(error: ValidationError) -> tuple[str, ...]:
     """For people: each field that does not fit, and why."""
-    return tuple(f"{_path_of(one)}: {_why(one)}" for one in error.errors())
+    return tuple(map(_fault, error.errors()))
 
 
-def _why(one: ErrorDetails) -> str:
+def _fault(one: ErrorDetails) -> str:
     """YAML reads ``8192`` and ``on`` as a number and a truth, where an option or a variable wants text."""
-    return text_problem(one["input"]) if one["type"] == "string_type" else one["msg"]
+    path, kind, given = _path_of(one), one["type"], one["input"]
+    if kind == "string_type":
+        return f"{path}: {text_problem(given)}"
+    if kind == "extra_forbidden":
+        return f"{path}: there is no such field: check its spelling, or take it out"
+    if isinstance(given, str | int | float) and one["msg"].startswith("Input should"):
+        return f"{path} is {given!s:.80}: {one['msg'].replace('Input should', 'it should')}"
+    return f"{path}: {one['msg']}"
 
 
 def text_problem(value: object) -> str:

@@ -87,8 +87,9 @@ class RouterSpec(ApiModel):
     requested."""
     service: RouterService = RouterService()
     """The Service that clients reach."""
-    policy: RouterPolicy = RouterPolicy.LEAST_TOKENS
-    """least-tokens, or affinity: conversations go back to their engines. Default least-tokens, for any request."""
+    policy: RouterPolicy = Field(
+        default=RouterPolicy.LEAST_TOKENS, description=f"{RouterPolicy.explained()} Default least-tokens."
+    )
     request_timeout_seconds: int | None = Field(default=None, ge=1, le=DAY_S)
     """Seconds that a request may take in all, in [1, 86400]; then it is cut. Default: no such limit, for a long answer
     that flows is no fault."""

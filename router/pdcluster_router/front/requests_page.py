@@ -5,6 +5,7 @@ Running requests report how far they are; requests that have ended are looked up
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -13,10 +14,11 @@ from msgspec.structs import replace
 
 from pdcluster_protocol.kept import MAX_FOUND, MAX_LINES_AHEAD, KeptAnswer, KeptRequest, LineAhead, names_for
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.telemetry.why import explained, explained_by
+from pdcluster_router.core.clients.turn_log import MAX_LOOKED_AT
+from pdcluster_router.core.telemetry.why import explained, explained_by, furthest_behind
 from pdcluster_router.front.router import Router
 from pdcluster_router.requests.unserved import waiting
-from pdcluster_router.services import Divided
+from pdcluster_router.services import Services
 from pdcluster_router.telemetry.kept import KeptRow, request_of, with_alias
 
 QUERY: Final[dict[str, Any]] = {
@@ -36,7 +38,7 @@ def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
     found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
     aliases = router.services.model_terms.aliases
-    told = tuple(with_alias(_with_lines(router, request), aliases) for request in found)
+    told = tuple(with_alias(with_lines(router.services, request), aliases) for request in found)
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
         engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names
@@ -44,13 +46,13 @@ def answer_about(router: Router, name: str) -> bytes:
     return msgspec.json.encode(KeptAnswer(requests=told, engines=engines, since_unix_s=router.services.kept.since()))
 
 
-def _with_lines(router: Router, request: KeptRequest) -> KeptRequest:
-    """``request`` with the keys whose requests were ahead. Costs a look at each of those requests, up to a limit."""
+def with_lines(services: Services, request: KeptRequest, most: int = MAX_LOOKED_AT) -> KeptRequest:
+    """``request`` with the keys whose requests were ahead. Costs a look at each of the last ``most`` of those."""
     ahead = request.ahead
     if ahead is None or not ahead.num_requests:
         return request
-    log = router.services.admissions[Role(ahead.queue)].turn_log
-    lines = log.between(ahead.first_turn, ahead.first_turn + ahead.num_requests)
+    log, end = services.admissions[Role(ahead.queue)].turn_log, ahead.first_turn + ahead.num_requests
+    lines = log.between(end - min(most, ahead.num_requests), end)
     told = tuple(LineAhead(line.name, line.num_requests, line.num_tokens) for line in lines[:MAX_LINES_AHEAD])
     num_known, num_others = sum(line.num_requests for line in lines), len(lines) - len(told)
     return replace(request, ahead=replace(ahead, num_known=num_known, lines=told, num_other_keys=num_others))
@@ -60,16 +62,13 @@ def _found(router: Router, name: str) -> list[KeptRequest]:
     """Requests in the queue, then requests that run, then requests that have ended; each with its cause and cure."""
     services = router.services
     queued = (waiting(services, request) for request in router.gate.waiting_with(name))
-    divided = (_in_parts(record) for record in services.divided if name in record.names)
-    running = (one.record.row() for one in services.running if name in one.record.names)
-    going = chain(map(_told, queued), divided, map(_told, running))
-    return [*islice(going, MAX_FOUND), *map(explained, services.kept.find(name))]
+    records = chain(services.divided, (one.record for one in services.running))
+    running = ((one.row(), one.unanswered()) for one in records if name in one.names)
+    going = islice(chain(((row, ()) for row in queued), running), MAX_FOUND)
+    return [*(_told(row, parts) for row, parts in going), *map(explained, services.kept.find(name))]
 
 
-def _told(row: KeptRow) -> KeptRequest:
-    return explained(request_of(row))
-
-
-def _in_parts(record: Divided) -> KeptRequest:
-    whole, slowest = request_of(record.row()), record.slowest_part()
-    return explained(whole) if slowest is None else explained_by(whole, request_of(slowest))
+def _told(row: KeptRow, parts: Sequence[KeptRow]) -> KeptRequest:
+    """``parts``: those that the request waits for."""
+    request, slowest = request_of(row), furthest_behind(map(request_of, parts))
+    return explained(request) if slowest is None else explained_by(request, slowest)

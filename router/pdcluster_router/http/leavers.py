@@ -33,10 +33,6 @@ class Leavers:
         self._set = select.epoll()
         loop.add_reader(self._set.fileno(), self._look)
 
-    @property
-    def num_watched(self) -> int:
-        return len(self._told)
-
     def watch(self, descriptor: int, told: OnLeft) -> None:
         """``told`` is called once if the client leaves before ``forget``. Also if it has left already."""
         if self._set.closed:

@@ -12,7 +12,6 @@ from typing import Final
 from msgspec.structs import replace
 
 from pdcluster_protocol.ids import TransferId
-from pdcluster_protocol.kept import Milestone
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.requests.part import PartCycle
 from pdcluster_router.requests.record import Record
@@ -25,7 +24,6 @@ from pdcluster_router.telemetry.kept import KeptRow, MomentPart, some_of
 from pdcluster_router.telemetry.metrics import Outcome, Span
 
 _WITHDRAWN: Final = FailureKind.WITHDRAWN
-_FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
 _NUM_FIELDS: Final = 5
 """Fields of a moment."""
 
@@ -143,14 +141,11 @@ class PartsRecord:
             ahead=max(rows, key=lambda row: row.queue_s or 0.0).ahead if rows else None,
         )
 
-    def slowest_part(self) -> KeptRow | None:
-        """The row of the unanswered part that is furthest behind. A part without a first byte is behind all others; of
-        equals, the part whose last step is the longest ago. None: the request has ended, or no part is unanswered.
-        """
+    def unanswered(self) -> list[KeptRow]:
+        """The rows of the parts whose answers are not whole. Empty once the request has ended."""
         if self._ended_at is not None:
-            return None
-        rows = [self._row_of(part) for part in self._parts if not part.response_complete]
-        return min(rows, key=_progress, default=None)
+            return []
+        return [self._row_of(part) for part in self._parts if not part.response_complete]
 
     def _row_of(self, part: PartCycle) -> KeptRow:
         if isinstance(part.teller, Record):
@@ -186,15 +181,6 @@ class PartsRecord:
         kinds = [*self._failures, *(kind for one in queued for kind in one.failures if kind is not _WITHDRAWN)]
         happened += [(ended_s, kind.value, "", 0, "") for kind in kinds]
         return [field for moment in sorted(happened, key=lambda moment: moment[0]) for field in moment]
-
-
-def _progress(row: KeptRow) -> tuple[bool, float]:
-    """Whether the row's last moment is the first byte of an answer, and when that moment was, in seconds."""
-    if not row.moments:
-        return False, 0.0
-    at_s, what, *_ = row.moments[-_NUM_FIELDS:]
-    assert isinstance(at_s, float)
-    return what == _FIRST_BYTE, at_s
 
 
 def _prefill_s(line: RequestTrace) -> float:

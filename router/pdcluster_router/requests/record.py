@@ -189,6 +189,10 @@ class Record:
         if services.kept.is_on:
             services.kept.keep(self.row(services.unix_now()), has_failed=bool(self._failures))
 
+    def unanswered(self) -> tuple[()]:
+        """Empty: this request has no parts."""
+        return ()
+
     @property
     def names(self) -> tuple[str, str]:
         return (self._request_id, self._line.transfer_id)

@@ -1,10 +1,11 @@
-"""Why a PDCluster is not ready and what to do, in sentences, from its status alone (``pdcluster explain``)."""
+"""Why a PDCluster is not ready and what to do, in sentences, from its status and Events (``pdcluster explain``)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from pdcluster_operator.core.status.conditions import Condition, Reason, Status, Truth, Type
+from pdcluster_operator.core.status.conditions import Condition, EventReason, Reason, Status, Truth, Type
 
 _WORTH_A_WORD: Final = frozenset({Reason.ROLLING_OUT, Reason.UNKNOWN_FIELDS})
 """Users are told of a condition with one of these reasons even if it is True."""
@@ -31,6 +32,18 @@ def explain(status: Status | None, generation: int) -> tuple[str, ...]:
     is_held = any(_has_complaint(condition) for condition in troubles)
     told = tuple(_sentence(condition, is_held) for condition in _without_repeats(troubles))
     return told or (_all_well(status),)
+
+
+def explain_events(events: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """A sentence for each Event that tells of no condition. ``events``: reasons and messages, oldest first."""
+    known = {reason.value: reason for reason in EventReason}
+    told = (_event_sentence(known[word], message) for word, message in events if word in known)
+    return tuple(dict.fromkeys(told))
+
+
+def _event_sentence(reason: EventReason, message: str) -> str:
+    """The message without its own cure, and the cure: a message is cut at its largest length."""
+    return f"{reason.value} ({message.removesuffix(reason.cure).rstrip(' .')}). {reason.cure}"
 
 
 def _is_trouble(condition: Condition) -> bool:

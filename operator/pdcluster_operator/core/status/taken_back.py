@@ -43,8 +43,8 @@ class TakenBack:
 
 
 def event_of(taken: TakenBack) -> KubernetesEvent:
-    cure = "the operator keeps it as the PDCluster says, so change it there"
-    return KubernetesEvent(EventKind.WARNING, EventReason.TAKEN_BACK.value, f"{taken}, and was taken back: {cure}")
+    reason = EventReason.TAKEN_BACK
+    return KubernetesEvent(EventKind.WARNING, reason.value, f"{taken}, and was taken back. {reason.cure}")
 
 
 class TakenBackLog:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from pdcluster_protocol.kept import KeptRequest
+from pdcluster_protocol.kept import KeptRequest, QueueAhead
 from pdcluster_protocol.status_page import RecentRequest, StepRow
 from pdcluster_router.core.telemetry.timeline import RequestStep, StepKind, timeline_of
 
@@ -38,7 +38,7 @@ def recent_request(request: KeptRequest, fate: str, *, now_unix_s: float) -> Rec
         read_s=request.read_s,
         first_byte_s=_first_byte_s(steps),
         total_s=request.total_s,
-        steps=tuple(_rows(_shortened(steps))),
+        steps=tuple(_rows(_shortened(steps), _ahead(request.ahead))),
     )
 
 
@@ -56,8 +56,22 @@ def _shortened(steps: Sequence[RequestStep]) -> Sequence[RequestStep]:
     return [*steps[:begin], between, *steps[end:]]
 
 
-def _rows(steps: Sequence[RequestStep]) -> list[StepRow]:
+def _rows(steps: Sequence[RequestStep], ahead: str) -> list[StepRow]:
+    """``ahead``: behind the text of the step in the queue."""
     return [
-        StepRow(step.kind.value, round(after.at_s - step.at_s, 6), step.text[:MAX_TEXT_CHARS])
+        StepRow(
+            step.kind.value,
+            round(after.at_s - step.at_s, 6),
+            f"{step.text}{ahead if step.kind is StepKind.QUEUE else ''}"[:MAX_TEXT_CHARS],
+        )
         for step, after in pairwise(steps)
     ]
+
+
+def _ahead(ahead: QueueAhead | None) -> str:
+    """The requests that were let in meanwhile, by key. Empty: none were, or they are not remembered any more."""
+    if ahead is None or not ahead.num_known:
+        return ""
+    lines = [f"{line.num_requests} {f'of {line.client}' if line.client else 'without a key'}" for line in ahead.lines]
+    others = ["others"] if ahead.num_other_keys or ahead.num_known < ahead.num_requests else []
+    return f", behind {', '.join([*lines, *others])}"

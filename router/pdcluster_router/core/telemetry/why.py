@@ -6,6 +6,7 @@ Decides from one ``KeptRequest`` alone, whether a router remembers it or an acce
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +36,21 @@ def explained_by(whole: KeptRequest, part: KeptRequest) -> KeptRequest:
     """A request in parts that has not ended, with the cause and cure of the part that it waits for most."""
     words = explain(part)
     return replace(whole, cause=f"of its part {part.request_id}: {words.cause}", cure=words.cure)
+
+
+def furthest_behind(parts: Iterable[KeptRequest]) -> KeptRequest | None:
+    """Of parts that run, the one that is furthest behind. A part whose last step is not the first byte of its answer is
+    behind all others; of equals, the part whose last step is the longest ago. None: there are no parts.
+    """
+    return min(parts, key=_progress, default=None)
+
+
+def _progress(part: KeptRequest) -> tuple[bool, float]:
+    """Whether the answer flows, and when the last step was, in seconds since the request came."""
+    if not part.moments:
+        return False, 0.0
+    last = part.moments[-1]
+    return last.what == Milestone.FIRST_BYTE.value, last.at_s
 
 
 def explain(request: KeptRequest) -> Words:

@@ -74,9 +74,9 @@ def test_a_number_where_text_is_wanted_is_refused_with_the_cure() -> None:
     example = yaml.safe_load((ROOT / "examples" / "cpu.yaml").read_text())
     example["spec"]["roles"]["prefill"] |= {"engineArgs": {"max-model-len": 8192, "enforce-eager": True}}
     with pytest.raises(Unreadable) as caught:
-        parse_cluster(example)
+        parse_cluster(example, "pool.yaml")
     where = "spec.roles.prefill.engineArgs"
     assert str(caught.value) == (
-        f"{where}.max-model-len: 8192 is a number, and text is wanted: quote it; "
+        f"pool.yaml: {where}.max-model-len: 8192 is a number, and text is wanted: quote it; "
         f"{where}.enforce-eager: true is read as true or false, and text is wanted: quote it"
     )

@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from pdcluster_operator.core.status.conditions import Counts, Reason, Status
-from pdcluster_operator.core.status.explain import WAITS_FOR_PODS, explain
+from pdcluster_operator.core.status.conditions import Counts, EventReason, Reason, Status
+from pdcluster_operator.core.status.explain import WAITS_FOR_PODS, explain, explain_events
 from pdcluster_operator.core.status.pool_status import Facts, Problems, Verification, reduce_status
 
 READY: Final = Counts(wanted=1, least=1, replicas=1, updated=1, ready=1, updated_ready=1)
@@ -34,6 +34,15 @@ def told(facts: Facts, now: int = 0, before: Status | None = None) -> tuple[str,
 
 def test_there_is_a_cure_for_every_reason_that_is_no_good_news() -> None:
     assert {reason for reason in Reason if reason.cure} == set(Reason) - GOOD
+
+
+def test_an_event_that_tells_of_no_condition_is_told_once_with_its_cure_even_if_its_message_was_cut() -> None:
+    reason = EventReason.TAKEN_BACK
+    told = f"{reason.value} (a was set by b, and was taken back). {reason.cure}"
+    whole, cut = f"a was set by b, and was taken back. {reason.cure}", "a was set by b, and was taken back"
+    events = [("Serving", "Ready: "), (reason.value, whole), (reason.value, cut), ("Scheduled", "of others")]
+    assert explain_events(events) == (told,)
+    assert all(reason.cure for reason in EventReason)
 
 
 def test_all_is_well() -> None:

@@ -19,8 +19,8 @@ def test_the_event_says_what_from_whom_and_the_cure() -> None:
     event = event_of(SCALED)
     assert (event.kind, event.reason) == (EventKind.WARNING, "TakenBack")
     assert event.message == (
-        "deployments pool-router: .spec.replicas was set by kubectl, and was taken back: "
-        "the operator keeps it as the PDCluster says, so change it there"
+        "deployments pool-router: .spec.replicas was set by kubectl, and was taken back. "
+        "Put the value into the spec: `router.replicas`, or `scaling.mode: External` and a PDRoleScaler for engines."
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_protocol.kept import KeptRequest, Moment
+from pdcluster_protocol.kept import KeptRequest, LineAhead, Moment, QueueAhead
 from pdcluster_router.core.telemetry.recent_requests import MAX_STEPS, MAX_TEXT_CHARS, recent_request
 
 WORD = st.text(max_size=400)
@@ -48,6 +48,33 @@ def test_a_request_has_its_steps_without_the_end() -> None:
             {"kind": "first_byte", "took_s": 0.25, "text": "first byte from decode-0"},
         ],
     }
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "num_known", "num_other_keys", "said"),
+    [
+        (0, 0, 0, ""),
+        (9, 0, 0, ""),
+        (5, 5, 0, ", behind 3 of team-b, 2 without a key"),
+        (5, 5, 1, ", behind 3 of team-b, 2 without a key, others"),
+        (9, 5, 0, ", behind 3 of team-b, 2 without a key, others"),
+    ],
+)
+def test_the_step_in_the_queue_tells_whose_requests_were_let_in_meanwhile(
+    num_requests: int, num_known: int, num_other_keys: int, said: str
+) -> None:
+    ahead = QueueAhead(
+        queue="prefill",
+        first_turn=7,
+        num_requests=num_requests,
+        num_known=num_known,
+        lines=(LineAhead("team-b", 3, 30), LineAhead("", 2, 20)) if num_known else (),
+        num_other_keys=num_other_keys,
+    )
+    request = KeptRequest(request_id="R", queue_s=1.0, total_s=2.0, ahead=ahead, moments=(Moment(1.0, "decode_sent"),))
+    queued, sent = recent_request(request, "served", now_unix_s=0.0).steps
+    assert queued.text == f"waits to be admitted{said}"
+    assert "behind" not in sent.text
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_time() -> None:

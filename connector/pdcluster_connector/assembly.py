@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.gathering import may_have_strips
 from pdcluster_connector.core.receiving import ReceiveTimes
 from pdcluster_connector.core.reception import Reception
@@ -113,9 +114,15 @@ def new_boot_id() -> BootId:
 
 
 def make_prefill_rank(
-    facts: EngineFacts, memory: Memory, tokens: TokenMemory | None = None, *, device: Device | None = None
+    facts: EngineFacts,
+    memory: Memory,
+    tokens: TokenMemory | None = None,
+    *,
+    device: Device | None = None,
+    adapters: AdapterLoads | None = None,
 ) -> PrefillRank:
     """A prefill rank that can push. ``tokens``: its token-major KV, which may have to be resharded; None: it has none.
+    ``adapters``: its LoRA adapters; None: its engine has none.
 
     ``device``: used in place of the engine's own, for tests that watch the calls.
 
@@ -138,12 +145,16 @@ def make_prefill_rank(
     hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, protocol)
     trace = Trace(facts.settings.trace_file)
     reader = _make_reader(facts, memory)
-    context = LaneContext(hello, sessions, device, facts.settings, facts.secret, trace, staging, reader, strips)
+    context = LaneContext(
+        hello, sessions, device, facts.settings, facts.secret, trace, staging, reader, strips, adapters
+    )
     return PrefillRank(PrefillWorker(context, resharding), sessions)
 
 
-def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | None = None) -> DecodeRank:
-    """A decode rank that listens. ``device``: as of ``make_prefill_rank``.
+def make_decode_rank(
+    facts: EngineFacts, memory: Memory, *, device: Device | None = None, adapters: AdapterLoads | None = None
+) -> DecodeRank:
+    """A decode rank that listens. ``device``, ``adapters``: as of ``make_prefill_rank``.
 
     Raises:
         ConfigError: The machine fails the self-test, the side channel's port is taken, the transport cannot start, or
@@ -160,7 +171,7 @@ def make_decode_rank(facts: EngineFacts, memory: Memory, *, device: Device | Non
     reception = Reception(welcome, memory.fingerprint, times, facts.secret)
     inbound = InboundSessions(sessions, wakeup.set)
     reader = _make_reader(facts, memory)
-    worker = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, reader)
+    worker = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, reader, adapters)
     return DecodeRank(worker, SideChannelAddress(facts.host, channel.port, boot_id))
 
 

@@ -19,6 +19,9 @@ MAX_WRITES_IN_FLIGHT: Final = 1024
 """Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
 CUT_S: Final = 2.0
 """The longest that closing a session may take: Mooncake 0.3.13 needs 0.8 s."""
+ADAPTER_WAIT_S: Final = 10.0
+"""The longest that a request waits until the content of its LoRA adapter is known: an adapter of 1 GB takes about a
+second, once, after it was loaded."""
 
 
 class PushTiming(Enum):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.core.ranges import GroupSlice, Spans
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import ContentCheck, SideChannelAddress
@@ -63,6 +64,8 @@ class PushSlice(msgspec.Struct, frozen=True):
     is_last: bool
     content: ContentOrder | None = None
     """Set in the last slice of a request whose content is compared."""
+    adapter: AdapterRequest | None = None
+    """The LoRA adapter with which the request is computed; None: it has none."""
 
 
 class PrefillStep(msgspec.Struct, frozen=True, tag="prefill"):
@@ -85,6 +88,8 @@ class Expect(msgspec.Struct, frozen=True):
     """Set if the request's content is compared."""
     is_proof: bool = False
     """Whether the request shall prove that pushes go well. If its content differs it is not pushed again."""
+    adapter: AdapterRequest | None = None
+    """The LoRA adapter with which the request decodes; None: it has none."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from typing import Annotated, Final, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
+from pdcluster_protocol.adapters import AdapterContent
 from pdcluster_protocol.bounds import (
     MAX_BYTES,
     AttemptNumber,
@@ -42,7 +43,7 @@ from pdcluster_protocol.fingerprint import KvFingerprint
 from pdcluster_protocol.ids import BootId, EngineId, TransferId
 from pdcluster_protocol.secret import SEAL_BYTES, SECRET_VARIABLE, Secret
 
-SIDE_CHANNEL_VERSION: Final = 3
+SIDE_CHANNEL_VERSION: Final = 4
 MAX_FRAME_BYTES: Final = 4 << 20
 """A Welcome names each region of each layer: about 100 bytes a region, 200 with runs, so this holds 20,000 of them."""
 MAX_HEADS: Final = 1 << 16
@@ -198,6 +199,8 @@ class Open(_OfAttempt, frozen=True, tag="open"):
     deadline_ms: Milliseconds
     token: str
     """The router's token for this attempt."""
+    adapter: AdapterContent | None = None
+    """The LoRA adapter with which this rank computes the KV; None: the request has none."""
 
 
 class Grant(_OfAttempt, frozen=True, tag="grant"):

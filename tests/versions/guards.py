@@ -34,6 +34,7 @@ _BASE: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorTra
 _BACKEND: Final = "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase.get_attn_backend"
 _SPECS: Final = "vllm.v1.kv_cache_interface:"
 _OUTPUT: Final = "vllm.v1.core.sched.output:"
+_LORA: Final = "vllm.lora.request:"
 _RESULTS: Final = Guard("get_transfer_results", frozenset({"connector.get_transfer_results"}))
 _TABLES: Final = Guard("resolves_block_ids", frozenset({"block_tables.resolved"}))
 _CONTENT: Final = frozenset({"specs._cell_bytes", "specs._require_state"})
@@ -74,6 +75,11 @@ ASKED: Final[Mapping[str, Asked]] = {
     ),
     "hasattr(layer, 'get_attn_backend')": Asked("layers without attention are in the same mapping", (_BACKEND,)),
     "hasattr(layers.get(name), 'get_attn_backend')": Asked("the same", (_BACKEND,)),
+    "getattr(request, 'tensorizer_config_dict', None)": Asked(
+        "the folder that tensorizer reads in place of the adapter's",
+        (f"{_LORA}LoRARequest.tensorizer_config_dict",),
+        until=(0, 31),
+    ),
     "getattr(spec, field)": Asked("a name that the lines above have found on it"),
     "getattr(spec, field.name)": Asked("what dataclasses.fields has said"),
     "getattr(spec, _SPLIT, None)": Asked("vllm-ascend's: vLLM's own specs have none"),

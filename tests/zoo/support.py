@@ -21,6 +21,7 @@ GATHERED: Final = (
 )
 POOL: Final = "tests/integration/test_support_models.py::test_a_pool_answers_like_a_single_engine"
 REFUSALS: Final = "tests/integration/test_support_refusals.py::"
+ADAPTERS: Final = "tests/integration/test_adapters.py::"
 LAW: Final = "tests/property/test_link.py::test_every_decode_rank_gets_each_of_its_bytes_exactly_once"
 RESHARD_PUSH: Final = "tests/integration/test_reshard_push.py::"
 RESHARDER: Final = "tests/integration/test_resharder.py::"
@@ -138,6 +139,10 @@ OPTIONS: Final = (
         pools("mtp on decode alone", "mtp on decode alone 1 to 2"), _ALONE),
     Row("Llama", "fp8 KV (e4m3, e5m2); TP 2 to 1", _ENGINES, pools("fp8", "fp8 2 to 1"), "needs AVX-512 on x86"),
     Row("Llama", "blocks of 32 tokens on both engines", _ENGINES, pools("block 32")),
+    Row("Llama", "LoRA adapters: replaced in place, dropped and read again", _ENGINES,
+        (ADAPTERS + "test_decode_never_uses_kv_of_weights_that_it_has_replaced",
+         ADAPTERS + "test_an_adapter_that_decode_must_read_again_is_judged_by_the_files_that_it_will_read"),
+        "vLLM's prefix cache keeps the old weights: [what to do](operations.md#lora-adapters-whose-weights-change)"),
 )  # fmt: skip
 NOT_ON_CPU: Final = (
     Row("any", "different block sizes, where one divides the other", Where.CORES,
@@ -182,6 +187,9 @@ NOT_RUN: Final = (
         "on it"),
 )  # fmt: skip
 REFUSED: Final = (
+    Row("any", "a LoRA adapter of other content, or used with other options, on each side", _ENGINES,
+        (ADAPTERS + "test_where_requests_are_to_fail_the_error_names_both_engines_both_contents_and_the_cure",),
+        "for each request, before any byte"),
     Row("any", "another model, weights, dtype, KV dtype, block size or heads on each side", _ENGINES,
         (REFUSALS + "test_engines_that_keep_kv_otherwise_are_refused_with_both_values_before_any_byte",),
         "at the handshake, before any byte"),

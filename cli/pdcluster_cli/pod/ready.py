@@ -28,7 +28,7 @@ DEFAULT_TIMEOUT_S: Final = 2.0
 MAX_TIMEOUT_S: Final = 3600.0
 QUESTION: Final = b"\0ready?"
 """A frame of version 0, which never existed: every version refuses it, and it changes nothing."""
-ANSWER_VERSION: Final = 3
+ANSWER_VERSION: Final = 4
 """First byte of a side channel's frames, as in ``pdcluster_protocol.side_channel``, which is slow to import."""
 
 

@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-from pdcluster_connector.core.link import Link
+from pdcluster_connector.core.link import Link, full_coverage, owed_by, plan_link, require_possible
 from pdcluster_connector.core.ranges import Spans
+from pdcluster_connector.core.tp_mapping import related_ranks
 from pdcluster_connector.core.writers import Debt, PeerId, SessionId
+from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import BootId
-from pdcluster_protocol.side_channel import Failed, Hello, Open
+from pdcluster_protocol.side_channel import Failed, Hello, Open, Welcome
 
 EARLY_S: Final = 60.0
 """How long idle peers, refused peers and early failures are remembered: longer than any forward pass."""
@@ -54,6 +56,27 @@ class Incoming:
     def debt(self, spans: Spans) -> Debt:
         """The prefill rank's debt for a request of which decode wants ``spans``."""
         return Debt(self.link.owed_bytes(spans), self.link.coverage, self.needed, self.writers, self.has_draft)
+
+
+def incoming_of(hello: Hello, welcome: Welcome) -> Incoming:
+    """The link of the prefill rank that said ``hello`` into the decode rank of ``welcome``.
+
+    Raises:
+        ProtocolError: Prefill's layout is impossible, the engines hold a layer differently, or a TP size would split a
+            head. Names the engines.
+    """
+    theirs, ours = hello.layout, welcome.layout
+    require_possible(theirs, f"prefill engine {hello.engine_id}")
+    stages, mine = range(theirs.num_stages), ours.tp_rank
+    try:
+        kept = hello.fingerprint
+        related = related_ranks(theirs.tp_size, ours.tp_size, kept.all_kv_heads, has_state=bool(kept.state))
+        link, needed = plan_link(theirs, ours), full_coverage(owed_by(theirs, ours))
+    except (ProtocolError, ValueError, ArithmeticError) as error:
+        engines = f"prefill engine {hello.engine_id} and decode engine {welcome.engine_id}"
+        raise ProtocolError(f"{engines}: {error}") from error
+    writers = frozenset(s * theirs.tp_size + rank for s in stages for rank, decode in related if decode == mine)
+    return Incoming(link, needed, writers, theirs.has_draft)
 
 
 @dataclass(frozen=True, slots=True)

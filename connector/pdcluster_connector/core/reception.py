@@ -16,15 +16,14 @@ import msgspec
 from pdcluster_connector.core import receiving
 from pdcluster_connector.core.clock import deadline_after
 from pdcluster_connector.core.content import Found
-from pdcluster_connector.core.link import full_coverage, owed_by, plan_link, require_possible
-from pdcluster_connector.core.peers import EARLY_S, EarlyFailure, Incoming, Parked, Peer, Peers
+from pdcluster_connector.core.peers import EARLY_S, EarlyFailure, Incoming, Parked, Peer, Peers, incoming_of
 from pdcluster_connector.core.ranges import Spans
 from pdcluster_connector.core.receiving import CutSession, Receive, ReceiveTimes, Reply, Report
-from pdcluster_connector.core.tp_mapping import related_ranks
 from pdcluster_connector.core.writers import PeerId, Sender, SessionId
+from pdcluster_protocol.adapters import AdapterContent, difference
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.fingerprint import KvFingerprint, require_equal
-from pdcluster_protocol.ids import Attempt, BootId, RequestId, TransferId
+from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.secret import Secret
 from pdcluster_protocol.side_channel import (
     Denial,
@@ -111,6 +110,8 @@ class Expected:
     spans: Spans
     wants_sums: bool = False
     may_push_again: bool = True
+    adapter: AdapterContent | None = None
+    """The LoRA adapter with which the request decodes; None: it has none."""
 
 
 @dataclass(slots=True)
@@ -278,6 +279,9 @@ class Reception:
             return Reply(peer, Refusal(str(error)))
         return Invite(peer, hello.boot_id)
 
+    def _incoming(self, hello: Hello) -> Incoming:
+        return incoming_of(hello, self.welcome)
+
     def _require_same_protocol(self, hello: Hello) -> None:
         """Raises: ProtocolError: Prefill's bytes travel by a protocol to which this rank does not listen."""
         ours = self.welcome
@@ -311,10 +315,19 @@ class Reception:
             return str(error)
         return ""
 
+    def _other_adapter(self, expected: Expected, message: Open, prefill_id: EngineId) -> str:
+        """Why KV of prefill's LoRA adapter is of no use to the request; empty: the engines have the same content."""
+        return difference(
+            prefill=message.adapter, decode=expected.adapter, prefill_id=prefill_id, decode_id=self.welcome.engine_id
+        )
+
     def _open(self, peer: PeerId, message: Open, now: float) -> ReceptionCommands:
         waiting, known = self._waiting[message.transfer_id], self._peers.get(peer)
         if known is None or known.session is None:
             return  # Its session was cut while its open was parked.
+        if reason := self._other_adapter(waiting.expected, message, known.greeting.hello.engine_id):
+            yield Reply(peer, Denial(message.transfer_id, message.attempt, reason))
+            return
         debt = known.greeting.incoming.debt(waiting.expected.spans)
         sender = Sender(*known.greeting.rank, known.session, debt)
         yield from self._commands(
@@ -370,24 +383,3 @@ class Reception:
         del self._by_request[expected.request_id]
         self._over[transfer] = _Over(report.is_received, max(expected.deadline, now + self.times.quarantine_s))
         return Ended(expected.request_id, report)
-
-    def _incoming(self, hello: Hello) -> Incoming:
-        """The link of the prefill rank that said ``hello`` into this decode rank.
-
-        Raises:
-            ProtocolError: Prefill's layout is impossible, the engines hold a layer differently, or a TP size would
-                split a head. Names the engines.
-        """
-        theirs, ours = hello.layout, self.welcome.layout
-        require_possible(theirs, f"prefill engine {hello.engine_id}")
-        stages, mine = range(theirs.num_stages), ours.tp_rank
-        try:
-            kept = self.fingerprint
-            heads, has_state = hello.fingerprint.all_kv_heads, bool(kept.state)
-            related = related_ranks(theirs.tp_size, ours.tp_size, heads, has_state=has_state)
-            link, needed = plan_link(theirs, ours), full_coverage(owed_by(theirs, ours))
-        except (ProtocolError, ValueError, ArithmeticError) as error:
-            engines = f"prefill engine {hello.engine_id} and decode engine {self.welcome.engine_id}"
-            raise ProtocolError(f"{engines}: {error}") from error
-        writers = frozenset(s * theirs.tp_size + rank for s in stages for rank, decode in related if decode == mine)
-        return Incoming(link, needed, writers, theirs.has_draft)

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.local_prefill import is_local
 from pdcluster_connector.core.watermark import KvGroup, held_table, num_kept_back, wanted_spans
@@ -97,6 +98,7 @@ class _AwaitedRequest:
     """Prompt tokens that all ranks have received whole."""
     num_missing: int = 0
     """Prompt tokens that decode lacked when vLLM asked last."""
+    adapter: AdapterRequest | None = None
 
     @property
     def must_be_pushed(self) -> bool:
@@ -125,8 +127,19 @@ class DecodeScheduler:
         self._num_local_tokens = 0
         """Missing tokens that this engine computes itself in the coming step."""
 
-    def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
-        """Takes a request in. A request with bad parameters fails later, with the reason that is kept here."""
+    def add(
+        self,
+        request_id: RequestId,
+        params: object,
+        token_ids: Sequence[int],
+        adapter: AdapterRequest | None = None,
+        *,
+        now: float,
+    ) -> None:
+        """Takes a request in. A request with bad parameters fails later, with the reason that is kept here.
+
+        ``adapter``: the LoRA adapter with which it decodes.
+        """
         try:
             parsed = parse_decode_params(params)
             self._engine.secret.check(parsed.token, parsed.transfer_id, parsed.attempt, parsed.deadline_ms)
@@ -140,7 +153,8 @@ class DecodeScheduler:
             self._requests[request_id] = _AwaitedRequest(token_ids, now, None, _second_sequence(parsed.transfer_id))
             return
         self._transfers[parsed.transfer_id] = request_id
-        self._requests[request_id] = _AwaitedRequest(token_ids, deadline_after(parsed.deadline_ms, now=now), parsed)
+        deadline = deadline_after(parsed.deadline_ms, now=now)
+        self._requests[request_id] = _AwaitedRequest(token_ids, deadline, parsed, adapter=adapter)
 
     def external_tokens(self, request_id: RequestId, computed_tokens: int) -> int:
         """How many prompt tokens after ``computed_tokens`` a push shall bring; 0: no push is wanted."""
@@ -173,7 +187,7 @@ class DecodeScheduler:
         reservation = self._reservation(request_id, request, request.params, block_ids, external_tokens, now)
         request.reservation = reservation
         expect = _expect(request_id, reservation, self._engine.groups, is_proof=request.params.wants_receipt is True)
-        self._expects.append(expect)
+        self._expects.append(msgspec.structs.replace(expect, adapter=request.adapter))
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
     def step(self) -> DecodeStep:

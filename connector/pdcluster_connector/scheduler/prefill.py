@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.ranges import TokenSpan
 from pdcluster_connector.core.sending import PushKey
@@ -63,6 +64,7 @@ class _OutgoingTransfer:
     prompt: Prompt
     watermarks: list[int]
     """Of each KV group, in tokens."""
+    adapter: AdapterRequest | None = None
     is_announced: bool = False
     is_whole: bool = False
 
@@ -131,10 +133,21 @@ class PrefillScheduler:
         self._unfreed: dict[RequestId, _OutgoingTransfer] = {}
         """Ended requests whose blocks workers may still read."""
 
-    def add(self, request_id: RequestId, params: object, token_ids: Sequence[int], *, now: float) -> None:
-        """Takes a request in. A request that cannot be pushed is still computed, and its answer says why not."""
+    def add(
+        self,
+        request_id: RequestId,
+        params: object,
+        token_ids: Sequence[int],
+        adapter: AdapterRequest | None = None,
+        *,
+        now: float,
+    ) -> None:
+        """Takes a request in. A request that cannot be pushed is still computed, and its answer says why not.
+
+        ``adapter``: the LoRA adapter with which it is computed.
+        """
         try:
-            self._transfers[request_id] = self._accept(params, token_ids, now)
+            self._transfers[request_id] = self._accept(params, token_ids, adapter, now)
         except ProtocolError as error:
             log_failure(TransferFailure.RESERVATION_REFUSED, request_id, reason=str(error))
             self._refusals[request_id] = str(error)
@@ -175,7 +188,9 @@ class PrefillScheduler:
             if transfer := self._unfreed.pop(request_id, None):
                 self._keys.freed(transfer.key, deadline=transfer.deadline)
 
-    def _accept(self, params: object, token_ids: Sequence[int], now: float) -> _OutgoingTransfer:
+    def _accept(
+        self, params: object, token_ids: Sequence[int], adapter: AdapterRequest | None, now: float
+    ) -> _OutgoingTransfer:
         reservation = parse_reservation(params)
         self._secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
         check_seal(reservation, self._secret)
@@ -189,7 +204,7 @@ class PrefillScheduler:
                     f"needs {needed}: run the same pdcluster on both engines"
                 )
         deadline = deadline_after(reservation.deadline_ms, now=now)
-        transfer = _OutgoingTransfer(reservation, deadline, prompt, [0] * len(prompt.groups))
+        transfer = _OutgoingTransfer(reservation, deadline, prompt, [0] * len(prompt.groups), adapter)
         self._keys.begin(transfer.key)
         return transfer
 
@@ -275,6 +290,7 @@ def _slice(
         prompt.num_tokens,
         is_last,
         _content(transfer, held) if is_last else None,
+        transfer.adapter,
     )
 
 

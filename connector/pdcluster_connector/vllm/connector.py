@@ -36,10 +36,12 @@ from pdcluster_connector.assembly import (
     make_prefill_rank,
     new_boot_id,
 )
+from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.failures import take_counts
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
+from pdcluster_connector.vllm.adapters import adapter_of, unwatch, watch_loads
 from pdcluster_connector.vllm.block_tables import BlockTables, Preemptions, resolved
 from pdcluster_connector.vllm.cells import LayerKv, in_new_axes
 from pdcluster_connector.vllm.facts import (
@@ -105,6 +107,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._preemptions = Preemptions()
         self._pushed_blocks = None if RELEASE.fails_by_request else PushedBlocks(self._facts.groups[0].block_tokens)
         self._failed_blocks = FailedBlocks()
+        self._adapters = None if role is KVConnectorRole.SCHEDULER else watch_loads(vllm_config.lora_config)
         if role is KVConnectorRole.SCHEDULER and self._facts.role is Role.PREFILL:
             engine = PrefillEngine(self._facts.tp_size, self._facts.kv_heads, self._facts.groups)
             self._prefill_scheduler = PrefillScheduler(
@@ -155,10 +158,17 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             leave_out_last_token(request)
         tokens = request.prompt_token_ids or ()
         if self._prefill_scheduler and params.get("do_remote_decode"):
-            self._prefill_scheduler.add(request_id, params, tokens, now=now)
+            self._prefill_scheduler.add(request_id, params, tokens, self._adapter_of(request), now=now)
             self._preemptions.add(request)
         if self._decode_half and params.get("do_remote_prefill"):
-            self._decode_half.requests.add(request_id, params, tokens, now=now)
+            self._decode_half.requests.add(request_id, params, tokens, self._adapter_of(request), now=now)
+
+    def _adapter_of(self, request: Request) -> AdapterRequest | None:
+        if (wanted := request.lora_request) is None:
+            return None
+        config = self._vllm_config.lora_config
+        assert config is not None, "vLLM takes a request with an adapter in an engine without"
+        return adapter_of(wanted, config)
 
     def _refuse(self, request: Request, params: object, now: float) -> None:
         """The transfer parameters are no JSON object, and the request's end says so. The request loses them: vLLM would
@@ -237,9 +247,9 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         memory = read_memory(self._facts, self._vllm_config, self._kv_cache_config, layers)
         if self._facts.role is Role.PREFILL:
             tokens = read_token_memory(self._facts, memory, self._kv_cache_config, layers)
-            self._prefill_rank = make_prefill_rank(self._facts, memory, tokens)
+            self._prefill_rank = make_prefill_rank(self._facts, memory, tokens, adapters=self._adapters)
         else:
-            self._decode_rank = make_decode_rank(self._facts, memory)
+            self._decode_rank = make_decode_rank(self._facts, memory, adapters=self._adapters)
             self._listening = Listening(self._decode_rank.address, page_tokens_of(memory.layout, self._facts.groups))
 
     def _in_axes(self, kv_caches: Mapping[str, LayerKv]) -> Mapping[str, LayerKv]:
@@ -333,6 +343,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for part in (self._decode_half, self._prefill_rank, self._decode_rank):
             if part is not None:
                 part.close()
+        if self._adapters is not None:
+            unwatch(self._adapters)
 
 
 def _scheduled(output: SchedulerOutput) -> Iterable[Scheduled]:

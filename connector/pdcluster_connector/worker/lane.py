@@ -26,13 +26,14 @@ from typing import Final
 
 import zmq
 
-from pdcluster_connector.core.clock import deadline_after, remaining_ms
+from pdcluster_connector.core.clock import deadline_after
 from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.reshard import ReshardFailed, StepRead, StripGatherer
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import PrefillChannel, Wakeup
 from pdcluster_connector.steps import PushSlice
+from pdcluster_connector.worker.asking import Asker
 from pdcluster_connector.worker.content_sums import PushSums
 from pdcluster_connector.worker.lane_context import LaneContext
 from pdcluster_connector.worker.orders import (
@@ -59,7 +60,6 @@ from pdcluster_protocol.side_channel import (
     Denial,
     Fenced,
     Grant,
-    Open,
     Refusal,
     Revoke,
     Settled,
@@ -101,6 +101,7 @@ class Lane:
             context.trace,
             self._sums.ask,
         )
+        self._asker = Asker(self._book, address.boot_id, context.adapters)
         gatherer = StripGatherer(context.strips) if context.strips else None
         self._out = Outbound(self._book, context.device, self.lost, gatherer)
         self._quiesces: list[Quiesce] = []
@@ -247,25 +248,23 @@ class Lane:
             key = PushKey(part.transfer_id, part.attempt)
             if self._book.has_ended(key):
                 continue
-            live = self._book.get(key) or self._start_push(key, part, order.at, now)
+            live = self._book.get(key) or self._start_push(key, part, order, now)
+            self._asker.require_same_load(live, order, now)
             if part.is_last:
                 live.last_step, live.content = order.step, part.content
                 live.push.wants_sums = part.content is not None
 
-    def _start_push(self, key: PushKey, part: PushSlice, begun_at: float, now: float) -> LivePush:
+    def _start_push(self, key: PushKey, part: PushSlice, order: StepBegun, now: float) -> LivePush:
         deadline = deadline_after(part.target.deadline_ms, now=now)
         push = Push(key, hold_s=self._context.settings.hold_s, deadline=deadline)
-        live = LivePush(push, part.request_id, part.attempt_token, part.num_prompt_tokens, begun_at)
+        request_id, num_tokens = part.request_id, part.num_prompt_tokens
+        live = LivePush(push, request_id, part.attempt_token, num_tokens, order.at, order.adapters.get(request_id))
         self._book.add(live)
         if self._failure:
             self._book.apply(live, push.give_up(self._failure, now=now))
         elif self._out.is_open:
-            self._open(live, now)
+            self._asker.ask(live, now)
         return live
-
-    def _open(self, live: LivePush, now: float) -> None:
-        left = remaining_ms(live.push.deadline, now=now)
-        self._book.apply(live, live.push.opening(Open(*live.push.key, self.address.boot_id, left, live.attempt_token)))
 
     def _on_step(self, order: StepOrder, now: float) -> None:
         if isinstance(order, StepEnded):
@@ -347,7 +346,7 @@ class Lane:
             self._fail(f"prefill: {error}")
             return
         for live in self._book:
-            self._open(live, now)
+            self._asker.ask(live, now)
         self._out.follow_backlog(now)
 
     def _fail(self, reason: str) -> None:
@@ -387,6 +386,7 @@ class Lane:
         if now < self._next_expiry:
             return
         self._next_expiry = now + _EXPIRE_EVERY_S
+        self._asker.ask_late(now)
         if not self._out.has_route and not self._failure and now >= self._handshake_by:
             self._fail(
                 f"decode rank {self.decode_rank} did not answer the handshake within "

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import StagingMemory, StripStaging
 from pdcluster_connector.settings import Settings
@@ -34,6 +35,8 @@ class LaneContext:
     """Reads the rank's own KV; None: no content can be compared."""
     strips: StripStaging | None = None
     """The staging memory in which the lanes gather small strips; None: they gather none."""
+    adapters: AdapterLoads | None = None
+    """The rank's LoRA adapters; None: its engine has none."""
 
     def of_life(self, life: BootId) -> LaneContext:
         """The same context with ``life`` as the boot id of our engine."""

@@ -6,13 +6,16 @@ The resharder's ``ReshardFailed`` and ``StepRead`` are orders too.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from pdcluster_connector.core.adapters import AdapterLoad
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.device import DeviceEvent
 from pdcluster_connector.reshard import ReshardFailed, ReshardItem, StagedPart, StagingBuffer, StepRead
 from pdcluster_connector.steps import PushSlice
+from pdcluster_protocol.ids import RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class StepBegun:
     step: int
     at: float
     slices: tuple[PushSlice, ...]
+    adapters: Mapping[RequestId, AdapterLoad] = field(default_factory=dict)
+    """Of requests with a LoRA adapter: the load with which this step computes."""
 
 
 @dataclass(frozen=True, slots=True)

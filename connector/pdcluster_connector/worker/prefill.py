@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from pdcluster_connector.core.adapters import AdapterLoad
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import target_ranks
@@ -85,9 +86,9 @@ class PrefillWorker:
         for push in pushes:
             for lane in push.lanes:
                 by_lane.setdefault(lane, []).append(push.part)
-        self._step = _ForwardPass(number, bool(pushes), tuple(by_lane))
+        self._step, adapters = _ForwardPass(number, bool(pushes), tuple(by_lane)), self._adapters_of(step)
         for lane, parts in by_lane.items():
-            lane.post(StepBegun(number, now, tuple(parts)))
+            lane.post(StepBegun(number, now, tuple(parts), adapters))
         if pushes:
             self._resharding.begin_step(number, pushes)
 
@@ -179,6 +180,14 @@ class PrefillWorker:
             self._holds.begin(part.request_id, (*lanes, self._resharding))
         sending.is_whole, sending.last_step = part.is_last, step
         return sending
+
+    def _adapters_of(self, step: PrefillStep) -> dict[RequestId, AdapterLoad]:
+        """The loads of LoRA adapters with which this step computes. vLLM has loaded them before the step begins."""
+        asked = {part.request_id: part.adapter for part in step.slices if part.adapter is not None}
+        if not asked:
+            return {}
+        assert self._context.adapters is not None, "a request with an adapter on an engine without"
+        return {request_id: self._context.adapters.in_step(adapter) for request_id, adapter in asked.items()}
 
     def _decode_ranks(self, target: PushTarget) -> list[int]:
         """The decode ranks that this rank writes to, ascending, in every stage."""

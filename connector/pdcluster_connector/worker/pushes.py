@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from pdcluster_connector.core.adapters import AdapterLoad
 from pdcluster_connector.core.sending import (
     CutLane,
     Push,
@@ -37,6 +38,8 @@ class LivePush:
     attempt_token: str
     num_prompt_tokens: int
     forward_begin: float
+    adapter: AdapterLoad | None = None
+    """The load of the LoRA adapter with which the prompt is computed; None: the request has no adapter."""
     forward_end: float = 0.0
     last_step: int | None = None
     num_pieces: int = 0

@@ -11,12 +11,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
+from pdcluster_connector.adapter_loads import AdapterLoads
+from pdcluster_connector.core.adapters import UnknownContent
 from pdcluster_connector.core.clock import RunningClock, deadline_after
-from pdcluster_connector.core.receiving import CutSession, Reply
+from pdcluster_connector.core.receiving import CutSession, Reply, Report
 from pdcluster_connector.core.reception import (
     Compare,
     Differs,
@@ -30,9 +32,10 @@ from pdcluster_connector.core.reception import (
 from pdcluster_connector.device import Device
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
-from pdcluster_connector.steps import Cancel, DecodeStep, Expect, PrefillEnded
+from pdcluster_connector.steps import Cancel, DecodeStep, PrefillEnded
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.content_sums import KvReader, ReceiveSums
+from pdcluster_connector.worker.held_news import HeldNews, News
 from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import RequestId, TransferId
@@ -59,9 +62,6 @@ class Receipts:
     failed: set[RequestId] = field(default_factory=set)
 
 
-_News: TypeAlias = Expect | PrefillEnded | Cancel
-
-
 class Receiver:
     """Serves one decode rank. Forward thread only; nothing but ``close`` waits."""
 
@@ -74,8 +74,10 @@ class Receiver:
         trace: Trace,
         device: Device,
         reader: KvReader | None = None,
+        adapters: AdapterLoads | None = None,
     ) -> None:
-        """``reader``: of the rank's own KV; None where no content can be compared."""
+        """``reader``: of the rank's own KV; None where no content can be compared. ``adapters``: the rank's LoRA
+        adapters; None: its engine has none."""
         self._channel = channel
         self._wakeup = wakeup
         self._reception = reception
@@ -84,7 +86,8 @@ class Receiver:
         self._trace = trace
         self._device = device
         self._sums = ReceiveSums(reader, device)
-        self._inbox: deque[tuple[_News, float]] = deque()
+        self._inbox: deque[tuple[News, float]] = deque()
+        self._held = HeldNews(adapters)
         self._results: deque[Ended] = deque()
         self._losses: deque[Lost] = deque()
         self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
@@ -97,7 +100,7 @@ class Receiver:
 
     def begin_step(self, step: DecodeStep) -> None:
         """Tells the receiver thread of requests that were reserved or cancelled, and of prefills that have ended."""
-        news: tuple[_News, ...] = (*step.expects, *step.ended, *step.cancels)
+        news: tuple[News, ...] = (*step.expects, *step.ended, *step.cancels)
         if news:
             now = time.monotonic()
             self._inbox.extend((item, now) for item in news)
@@ -155,11 +158,11 @@ class Receiver:
             self._is_warned = True
 
     def _turn(self) -> None:
-        wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting else _IDLE_S
+        wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting or len(self._held) else _IDLE_S
         self._channel.wait(0 if self._sums.is_busy else wait_s)
         now = self._clock.read(time.monotonic(), max_step_s=wait_s + MAX_WORK_S)
-        while self._inbox:
-            self._on_news(*self._inbox.popleft(), now)
+        for news, announced_at in self._held.due(self._take_inbox(), now):
+            self._on_news(news, announced_at, now)
         for opened in self._sessions.take_opened(now=now):
             self._welcome(opened, now)
         for session in self._sessions.take_closed():
@@ -169,6 +172,10 @@ class Receiver:
         if now >= self._next_expiry:
             self._next_expiry = now + _EXPIRE_EVERY_S
             self._do(self._reception.expire(now=now), now)
+
+    def _take_inbox(self) -> Iterator[tuple[News, float]]:
+        while self._inbox:
+            yield self._inbox.popleft()
 
     def _receive_all(self, now: float) -> None:
         for _ in range(_MAX_FRAMES_PER_TURN):
@@ -205,7 +212,7 @@ class Receiver:
         reason = f"this decode rank cannot read its own KV, so that its content cannot be compared: {why}"
         self._do(self._reception.fail(transfer, reason, now=now), now)
 
-    def _on_news(self, news: _News, announced_at: float, now: float) -> None:
+    def _on_news(self, news: News, announced_at: float, now: float) -> None:
         if isinstance(news, Cancel):
             self._do(self._reception.cancel(news.request_id, news.reason, now=now), now)
             return
@@ -215,11 +222,19 @@ class Receiver:
         self._expected_at[news.request_id] = (news.transfer_id, announced_at)
         deadline = deadline_after(news.deadline_ms, now=now)
         self._sums.expect(news.transfer_id, news.content)
-        wants_sums = news.content is not None
+        adapter = self._held.content(news.request_id)
         expected = Expected(
-            news.request_id, news.transfer_id, deadline, news.spans, wants_sums, may_push_again=not news.is_proof
+            news.request_id,
+            news.transfer_id,
+            deadline,
+            news.spans,
+            wants_sums=news.content is not None,
+            may_push_again=not news.is_proof,
+            adapter=None if isinstance(adapter, UnknownContent) else adapter,
         )
         self._do(self._reception.expect(expected, now=now), now)
+        if isinstance(adapter, UnknownContent):
+            self._do(self._reception.cancel(news.request_id, adapter.reason, now=now), now)
 
     def _do(self, commands: Iterable[ReceptionCommand], now: float) -> None:
         for command in commands:
@@ -269,6 +284,7 @@ class Receiver:
         log_failure(kind, news.request_id, transfer_id, news.attempt, news.reason)
 
     def _report(self, end: Ended) -> None:
+        end = self._judged(end)
         self._results.append(end)
         request_id, report = end.request_id, end.report
         transfer_id, expected_at = self._expected_at.pop(request_id)
@@ -288,3 +304,10 @@ class Receiver:
                 ended_at=time.monotonic(),
             )
         )
+
+    def _judged(self, end: Ended) -> Ended:
+        """``end``, or a failure: decode's LoRA adapter is not the one any more with which the KV was computed."""
+        change = self._held.change(end.request_id)
+        if not (change and end.report.is_received):
+            return end
+        return Ended(end.request_id, Report(is_received=False, reason=change))

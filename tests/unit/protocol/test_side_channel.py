@@ -93,7 +93,7 @@ def test_another_version_is_refused_with_both_values_and_the_cure(version: int) 
 
 
 def test_an_empty_frame_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="speaks version None, ours is 3"):
+    with pytest.raises(ProtocolError, match=f"speaks version None, ours is {SIDE_CHANNEL_VERSION}"):
         parse_to_decode(b"", SEAL)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming
@@ -241,3 +242,10 @@ def test_a_seal_that_came_over_the_wire_fits_every_attempt() -> None:
     made = new_scheduler()
     made.add(R, msgspec.json.decode(msgspec.json.encode(order)), TOKENS, now=0.0)
     assert blocks(step(made, 40)) == [((11, 12, 13), (21, 22, 23), True)]
+
+
+def test_each_slice_names_the_adapter_with_which_its_request_is_computed() -> None:
+    made, adapter = new_scheduler(), AdapterRequest(3, "sql", "/adapters/sql", "use")
+    made.add(R, to_wire(sealed(reservation(), SECRET)), TOKENS, adapter, now=0.0)
+    assert [part.adapter for computed in (20, 40) for part in step(made, computed).slices] == [adapter, adapter]
+    assert [part.adapter for part in step(scheduler(reservation()), 40).slices] == [None]

@@ -57,6 +57,12 @@ class SpeculativeConfig:
     draft_model_config: ModelConfig | None
     method: str
 
+class LoRAConfig:
+    enable_mixed_moe_lora_format: bool
+    enable_tower_connector_lora: bool
+    lora_dtype: object
+    target_modules: list[str] | None
+
 class DeviceConfig:
     device_type: str
 
@@ -66,6 +72,7 @@ class VllmConfig:
     compilation_config: CompilationConfig
     device_config: DeviceConfig
     kv_transfer_config: KVTransferConfig
+    lora_config: LoRAConfig | None
     model_config: ModelConfig
     parallel_config: ParallelConfig
     speculative_config: SpeculativeConfig | None

@@ -1,0 +1,6 @@
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.request import LoRARequest
+
+class WorkerLoRAManager:
+    def _load_adapter(self, lora_request: LoRARequest) -> LoRAModel: ...
+    def list_adapters(self) -> set[int]: ...

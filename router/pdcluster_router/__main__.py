@@ -14,7 +14,8 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.logs import start_logging
 from pdcluster_protocol.secret import load_secret
 from pdcluster_router.front.server import run
-from pdcluster_router.settings import FLAGS, Discovery, Settings, build_settings
+from pdcluster_router.setting_forms import Discovery
+from pdcluster_router.settings import FLAGS, Settings, build_settings
 
 
 def main(argv: Sequence[str]) -> int:

@@ -37,7 +37,8 @@ from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.handshakes import Handshakes
-from pdcluster_router.settings import EngineDialect, Settings, UnknownModels
+from pdcluster_router.setting_forms import EngineDialect, UnknownModels
+from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.kept import Kept, KeptRow
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics

@@ -5,85 +5,30 @@ Built once, in ``__main__``, checked there, and handed down. Nothing else reads 
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Final, Self
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ForwardedHeader, ProxyProtocol, RouterPolicy
 from pdcluster_protocol.logs import FORMAT_VARIABLE, LogFormat
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
-from pdcluster_protocol.networks import parse_network
+from pdcluster_router.setting_forms import (
+    ApiUrl,
+    Discovery,
+    DnsName,
+    EngineDialect,
+    EngineUrl,
+    ProxyNetwork,
+    UnknownModels,
+    listed,
+)
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LAST_PORT = 65535
 TRUSTED_PROXIES_VARIABLE: Final = "PDCLUSTER_TRUSTED_PROXIES"
-
-
-def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if "[" not in parts.netloc and parts.netloc.count(":") > 1:
-        # A pod's own address, where pods have IPv6 first: the engines would refuse it too.
-        raise ValueError(
-            f"{url!r} has an IPv6 address without brackets: write [ADDRESS]; decode engines call IPv4 only, so on "
-            "Kubernetes give pods IPv4 addresses, or both with IPv4 first"
-        )
-    if (
-        parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
-    ):  # .port raises when it is no number
-        raise ValueError(f"{url!r} is not a URL like http://HOST:PORT")
-    try:
-        parts.hostname.encode("idna")
-    except UnicodeError as error:
-        raise ValueError(f"{url!r} has no host name: its labels must have 1 to 63 characters") from error
-    if parts.path.rstrip("/") or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"{url!r} has more than a host and a port: give http://HOST:PORT only")
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _listed(value: object) -> object:
-    """The parts of one or several words, split at commas."""
-    words = [value] if isinstance(value, str) else value
-    if not isinstance(words, list | tuple):
-        return value
-    return [part.strip() for word in words for part in str(word).split(",")]
-
-
-EngineUrl = Annotated[str, AfterValidator(_checked_url)]
-ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
-ProxyNetwork = Annotated[str, AfterValidator(lambda text: str(parse_network(text)))]
-_LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-DnsName = Annotated[str, Field(pattern=rf"^{_LABEL}(\.{_LABEL})*$", max_length=253)]
-
-
-class Discovery(Enum):
-    """How a router learns of its engines."""
-
-    STATIC = "static"
-    """They are named at start."""
-    KUBERNETES = "kubernetes"
-    """From the EndpointSlices of one PDCluster, for as long as it runs."""
-
-
-class EngineDialect(Enum):
-    """How a router speaks to its engines."""
-
-    PDCLUSTER = "pdcluster"
-    """They run our connector."""
-    VLLM_ASCEND = "vllm-ascend"
-    """They run vllm-ascend's own ``MooncakeLayerwiseConnector``, as released."""
-
-
-class UnknownModels(Enum):
-    """The answer to a request for a model that no engine lists."""
-
-    REFUSE = "refuse"
-    ASK = "ask"
 
 
 class Settings(BaseModel):
@@ -148,7 +93,7 @@ class Settings(BaseModel):
     tls_interval_s: float = Field(default=3.0, gt=0, le=3600)
     """Seconds between two looks at the files of certificates, keys and authorities. 3: as ``api_key_interval_s``; a
     renewed certificate has days, but one that was revoked shall go."""
-    trusted_proxies: Annotated[tuple[ProxyNetwork, ...], BeforeValidator(_listed)] = ()
+    trusted_proxies: Annotated[tuple[ProxyNetwork, ...], BeforeValidator(listed)] = ()
     """Networks of proxies before the client port, as 10.0.0.0/8, with commas between them. The router believes what
     they say of their client's address. Name all that write ``forwarded_header``, and no others. None by default: what
     a client says of itself is not believed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
@@ -25,13 +25,14 @@ from pdcluster_router.setting_forms import (
     UnknownModels,
     listed,
 )
+from pdcluster_router.span_settings import SPAN_HIDDEN, SPAN_VARIABLES, SpanSettings
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LAST_PORT = 65535
 TRUSTED_PROXIES_VARIABLE: Final = "PDCLUSTER_TRUSTED_PROXIES"
 
 
-class Settings(BaseModel):
+class Settings(SpanSettings):
     """All that a router is told at start. Frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -319,11 +320,12 @@ def _check_pair(cert_flag: str, cert: Path | None, key_flag: str, key: Path | No
 FLAGS: Final = Flags(
     Settings.model_fields,
     named={"prefill_urls": "--prefill", "decode_urls": "--decode"},
-    hidden=frozenset({"engine_api_key"}),
+    hidden=frozenset({"engine_api_key"}) | SPAN_HIDDEN,
     variables={
         "engine_api_key": ENGINE_KEY_VARIABLE,
         "log_format": FORMAT_VARIABLE,
         "trusted_proxies": TRUSTED_PROXIES_VARIABLE,
+        **SPAN_VARIABLES,
     },
 )
 

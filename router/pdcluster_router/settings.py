@@ -318,7 +318,7 @@ def _check_pair(cert_flag: str, cert: Path | None, key_flag: str, key: Path | No
 
 
 FLAGS: Final = Flags(
-    Settings.model_fields,
+    {name: Settings.model_fields[name] for name in (*Settings.__annotations__, *SpanSettings.model_fields)},
     named={"prefill_urls": "--prefill", "decode_urls": "--decode"},
     hidden=frozenset({"engine_api_key"}) | SPAN_HIDDEN,
     variables={

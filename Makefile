@@ -78,8 +78,9 @@ chart: install  ## write what is made of charts/pdcluster: values, schema, READM
 	@$(BIN)/python -m tools.crds
 	@$(BIN)/python -m tools.chart
 
-kube: install  ## the Kubernetes control plane for the operator's tests, from source: six minutes, once for a version
+kube: install  ## a Kubernetes control plane and an OpenTelemetry collector for tests, from source: eight minutes, once
 	@$(BIN)/python -m tests.control_plane
+	@$(BIN)/python -m tests.collector
 
 e2e: install  ## stories on a real cluster: a node of our own in a box (root; see e2e/README.md), or that of KUBECONFIG
 	@tools/e2e_packages.sh

@@ -29,7 +29,7 @@ from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.core.requests.dialect import Dialect, PdclusterDialect, Posted
 from pdcluster_router.core.requests.pairing import Pairing, Retries
 from pdcluster_router.core.requests.vllm_ascend import VllmAscendDialect
-from pdcluster_router.core.telemetry.request_trace import RequestTrace
+from pdcluster_router.core.telemetry.request_trace import SampledTrace
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.model_terms import ModelTerms
@@ -204,7 +204,7 @@ class Services:
         """Calls ``callback`` in ``delay_s`` seconds (below 0: 0), or slightly earlier: it must check the clock."""
         return self._loop.call_later(max(0.0, delay_s), callback)
 
-    def tell_spans(self, trace: RequestTrace, row: KeptRow, received_at: float, num_parts: int = 0) -> None:
+    def tell_spans(self, trace: SampledTrace, row: KeptRow, received_at: float, num_parts: int = 0) -> None:
         """A sampled request has ended: its spans are sent. ``received_at``: monotonic seconds."""
         if self.spans is not None:
             arrived_at_unix_s = self.unix_now() - self.now() + received_at

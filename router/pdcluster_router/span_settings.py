@@ -73,16 +73,16 @@ def _checked_pairs(text: str) -> str:
     return text
 
 
-Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
+OtlpUrl = Annotated[str, AfterValidator(_checked_endpoint)]
 Pairs = Annotated[str, AfterValidator(_checked_pairs)]
 
 
 class SpanSettings(BaseModel):
-    """Where spans go, and of which requests."""
+    """The destination of spans, and the requests that get them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    otlp_endpoint: Endpoint | None = None
+    otlp_endpoint: OtlpUrl | None = None
     """Base URL of an OpenTelemetry collector that takes OTLP over HTTP, as http://collector:4318: /v1/traces is put
     behind it. The router then sends spans of its requests there, and engines' own spans become their children. Needs
     the packages of pdcluster[otlp]. None: no spans, and ``traceparent`` goes to engines as it came."""
@@ -96,8 +96,8 @@ class SpanSettings(BaseModel):
     otlp_service_name: str = "pdcluster-router"
     """Name of this service in its spans. pdcluster-router: one name for all routers."""
     otlp_resource: Pairs = ""
-    """What else the spans say of this router, as NAME=VALUE with commas between them: its pod, its zone. Nothing by
-    default."""
+    """Further facts about this router in its spans, as NAME=VALUE with commas between them: its pod, its zone. Nothing
+    by default."""
     trace_sample_ratio: float = Field(default=1.0, ge=0, le=1)
     """Part of the requests without ``traceparent`` that get spans. Those with one are as their caller decided. 1: a
     few requests a second, of which each is to be seen. A sampled request costs the router about as much as another

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from drawn import drawn
 from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
 from pdcluster_router.core.telemetry.request_trace import SpanIds
-from pdcluster_router.core.telemetry.spans import Span, spans_of
+from pdcluster_router.core.telemetry.spans import TraceSpan, spans_of
 from pdcluster_router.telemetry.failures import FailureKind
 
 SECONDS = st.floats(0, 1000)
@@ -63,7 +63,7 @@ def test_spans_are_a_tree_and_children_lie_within_their_parents(
 @settings(max_examples=drawn(500))
 @given(REQUESTS, IDS)
 def test_steps_of_one_call_do_not_overlap(request: KeptRequest, ids: SpanIds) -> None:
-    steps: dict[int, list[Span]] = defaultdict(list)
+    steps: dict[int, list[TraceSpan]] = defaultdict(list)
     for span in spans_of(request, ids, scheme="http"):
         steps[span.parent_id].append(span)
     del steps[ids.parent_id]
@@ -83,7 +83,7 @@ def test_there_is_a_span_for_each_call_to_an_engine_with_the_id_that_the_engine_
     assert [span.attributes["pdcluster.engine"] for span in calls] == [one.engine for one in sent]
 
 
-def gaps_of(spans: Sequence[Span]) -> list[float]:
+def gaps_of(spans: Sequence[TraceSpan]) -> list[float]:
     return [
         after.begin_s - before.end_s
         for before, after in pairwise(sorted(spans, key=lambda one: (one.begin_s, one.end_s)))

@@ -10,7 +10,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.requests.pairing import Timeouts
-from pdcluster_router.core.telemetry.request_trace import RequestTrace
+from pdcluster_router.core.telemetry.request_trace import SampledTrace
 from pdcluster_router.engines.roster import Terms
 from pdcluster_router.services import Services
 
@@ -37,7 +37,7 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     terms: Terms
     has_transfer: bool
     """Whether a prefill engine shall compute the prompt; False: decode computes it."""
-    trace: RequestTrace | None = None
+    trace: SampledTrace | None = None
     """None: it gets no spans."""
     is_part: bool = False
     """Whether it is a part of a client's request (``fan_out.py``): metrics count the whole, not the part."""

@@ -20,7 +20,7 @@ from pdcluster_router.telemetry.metrics import Outcome
 def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
     """Keeps a request that was refused before it was parsed, or that a bug of ours has ended. ``error``: its answer.
 
-    It gets no span: no engine was asked, and any stranger could fill a collector with such requests.
+    It gets no span: a client without a key could fill a collector with such requests.
     """
     if not services.kept.is_on or cycle.teller is not None:
         return  # The queue or the exchange keeps it.

@@ -27,7 +27,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.telemetry.request_trace import NUM_SPAN_BYTES
-from pdcluster_router.core.telemetry.spans import Attributes, Span, SpanKind
+from pdcluster_router.core.telemetry.spans import Attributes, SpanKind, TraceSpan
 
 MAX_ANSWER_BYTES: Final = 64 << 10
 TIMEOUT_S: Final = 10.0
@@ -44,7 +44,7 @@ _RETRIED: Final = frozenset((429, 502, 503, 504))
 
 
 class Sent(Enum):
-    """What became of one POST."""
+    """The result of one POST."""
 
     TAKEN = "taken"
     AGAIN = "again"
@@ -60,7 +60,7 @@ class SpanEncoder:
         """``resource``: the attributes of this router."""
         self._resource = Resource(attributes=_key_values(resource))
 
-    def encode(self, trace_id: str, spans: Sequence[Span], arrived_at_unix_s: float) -> bytes:
+    def encode(self, trace_id: str, spans: Sequence[TraceSpan], arrived_at_unix_s: float) -> bytes:
         """An ``ExportTraceServiceRequest`` with these spans of one trace."""
         begin_ns = int(arrived_at_unix_s * _NS)
         told = [_message(bytes.fromhex(trace_id), span, begin_ns) for span in spans]
@@ -69,7 +69,7 @@ class SpanEncoder:
         return encoded
 
 
-def _message(trace_id: bytes, span: Span, begin_ns: int) -> SpanMessage:
+def _message(trace_id: bytes, span: TraceSpan, begin_ns: int) -> SpanMessage:
     told = SpanMessage(
         trace_id=trace_id,
         span_id=span.span_id.to_bytes(NUM_SPAN_BYTES),
@@ -105,7 +105,7 @@ def _value(value: str | float | bool) -> AnyValue:
     return AnyValue(int_value=value) if isinstance(value, int) else AnyValue(double_value=value)
 
 
-class Collector:
+class SpanCollector:
     """One collector. Sender's thread only; may wait. ``close`` ends its connection."""
 
     def __init__(self, url: str, headers: Mapping[str, str], ca_file: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""Which requests get spans, and what engines are told of the trace.
+"""The choice of requests that get spans, and the words in which engines are told of the trace.
 
 A caller that says in ``traceparent`` whether it records its span has decided for this request too. Of requests without
 a valid one the set part is chosen.
@@ -15,7 +15,7 @@ from pdcluster_router.core.apis.trace_context import STATE_HEADER, TRACE_HEADER,
 from pdcluster_router.core.telemetry.request_trace import (
     NUM_FRESH_BYTES,
     SAMPLED,
-    RequestTrace,
+    SampledTrace,
     begun,
     continued,
     is_chosen,
@@ -25,9 +25,9 @@ from pdcluster_router.core.telemetry.request_trace import (
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What follows for one request."""
+    """The consequences for one request."""
 
-    trace: RequestTrace | None
+    trace: SampledTrace | None
     """None: it gets no spans."""
     not_forwarded: frozenset[bytes]
     """The headers that engines do not get as they came."""

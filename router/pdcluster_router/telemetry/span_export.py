@@ -22,7 +22,7 @@ from pdcluster_router.core.telemetry.request_trace import SpanIds
 from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.core.telemetry.spans import spans_of
 from pdcluster_router.telemetry.kept import KeptRow, request_of, without_long_model
-from pdcluster_router.telemetry.otlp import Collector, Sent, SpanEncoder
+from pdcluster_router.telemetry.otlp import Sent, SpanCollector, SpanEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class SpanExport:
 
     def __init__(
         self,
-        collector: Takes | Collector,
+        collector: Takes | SpanCollector,
         encoder: SpanEncoder,
         scheme: str,
         count_lost: Callable[[int], None],

@@ -27,12 +27,12 @@ def span_export_of(settings: Settings, count_lost: Callable[[int], None]) -> Spa
     if settings.otlp_endpoint is None:
         return None
     try:
-        from pdcluster_router.telemetry.otlp import Collector, SpanEncoder
+        from pdcluster_router.telemetry.otlp import SpanCollector, SpanEncoder
         from pdcluster_router.telemetry.span_export import SpanExport
     except ImportError as error:
         raise ConfigError(f"--otlp-endpoint: {error}: pip install 'pdcluster[router,otlp]'") from error
     url = settings.otlp_endpoint + TRACES_PATH
-    collector = Collector(url, otlp_headers_of(settings), settings.otlp_ca)
+    collector = SpanCollector(url, otlp_headers_of(settings), settings.otlp_ca)
     scheme = "http" if settings.tls_cert is None else "https"
     return SpanExport(collector, SpanEncoder(_resource_of(settings)), scheme, count_lost)
 

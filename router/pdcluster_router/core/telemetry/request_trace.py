@@ -49,7 +49,7 @@ class SpanIds(msgspec.Struct, frozen=True):
         return _plus(self.span_id, _FIRST_STEP + number)
 
 
-class RequestTrace:
+class SampledTrace:
     """The trace of one sampled request, or of one part of it. Its exchange owns it."""
 
     __slots__ = ("_num_calls", "flags", "ids")
@@ -64,22 +64,22 @@ class RequestTrace:
         self._num_calls += 1
         return line_of(self.ids.trace_id, self.ids.call(self._num_calls), self.flags)
 
-    def part(self, number: int) -> RequestTrace:
+    def part(self, number: int) -> SampledTrace:
         """The trace of the part with this number, from 0."""
         ids = self.ids
-        return RequestTrace(
+        return SampledTrace(
             SpanIds(ids.trace_id, _plus(ids.span_id, _PART * (number + 1)), ids.span_id, is_part=True), self.flags
         )
 
 
-def continued(trace_id: str, parent_id: str, flags: int, fresh: bytes) -> RequestTrace:
+def continued(trace_id: str, parent_id: str, flags: int, fresh: bytes) -> SampledTrace:
     """The trace of a request whose caller records its own span. ``fresh``: ``NUM_FRESH_BYTES`` random bytes."""
-    return RequestTrace(SpanIds(trace_id, _span_in(fresh), int(parent_id, 16)), flags)
+    return SampledTrace(SpanIds(trace_id, _span_in(fresh), int(parent_id, 16)), flags)
 
 
-def begun(fresh: bytes) -> RequestTrace:
+def begun(fresh: bytes) -> SampledTrace:
     """A new trace. ``fresh``: as in ``continued``."""
-    return RequestTrace(SpanIds(_trace_in(fresh), _span_in(fresh)), SAMPLED | _RANDOM)
+    return SampledTrace(SpanIds(_trace_in(fresh), _span_in(fresh)), SAMPLED | _RANDOM)
 
 
 def is_chosen(fresh: bytes, ratio: float) -> bool:

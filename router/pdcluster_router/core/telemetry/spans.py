@@ -29,7 +29,7 @@ ENGINE_REFUSED: Final = "engine_error"
 
 
 class SpanKind(Enum):
-    """What a span is to the spans around it."""
+    """The relation of a span to the spans around it."""
 
     __hash__ = object.__hash__
 
@@ -46,7 +46,7 @@ class SpanEvent(msgspec.Struct, frozen=True):
     attributes: Attributes
 
 
-class Span(msgspec.Struct, frozen=True):
+class TraceSpan(msgspec.Struct, frozen=True):
     """One span. Times are seconds since the request arrived."""
 
     name: str
@@ -62,7 +62,7 @@ class Span(msgspec.Struct, frozen=True):
     events: Sequence[SpanEvent] = ()
 
 
-def spans_of(request: KeptRequest, ids: SpanIds, *, scheme: str, num_parts: int = 0) -> list[Span]:
+def spans_of(request: KeptRequest, ids: SpanIds, *, scheme: str, num_parts: int = 0) -> list[TraceSpan]:
     """All spans of ``request``, its own first. ``scheme``: of the client's URL. ``num_parts``: above 0 for a request in
     parts, which tell of their calls themselves."""
     end_s = max(0.0, request.total_s or 0.0)
@@ -83,21 +83,21 @@ class _Steps:
         self._ids = ids
         self._num_made = 0
 
-    def span(self, name: str, begin_s: float, end_s: float, parent_id: int = 0) -> Span:
+    def span(self, name: str, begin_s: float, end_s: float, parent_id: int = 0) -> TraceSpan:
         """``parent_id``: 0: the request itself."""
         self._num_made += 1
         span_id = self._ids.step(self._num_made - 1)
-        return Span(name, SpanKind.INTERNAL, span_id, parent_id or self._ids.span_id, begin_s, max(begin_s, end_s))
+        return TraceSpan(name, SpanKind.INTERNAL, span_id, parent_id or self._ids.span_id, begin_s, max(begin_s, end_s))
 
 
-def _server(request: KeptRequest, ids: SpanIds, times: tuple[float, float], scheme: str, num_parts: int) -> Span:
+def _server(request: KeptRequest, ids: SpanIds, times: tuple[float, float], scheme: str, num_parts: int) -> TraceSpan:
     attributes = {**_http_attributes(request, scheme), **_model_attributes(request), **_own_attributes(request)}
     if num_parts:
         attributes["pdcluster.parts"] = num_parts
     error = _error_of(request)
     if error:
         attributes["error.type"] = error
-    return Span(
+    return TraceSpan(
         f"{request.method} {request.path}",
         SpanKind.SERVER,
         ids.span_id,
@@ -109,14 +109,14 @@ def _server(request: KeptRequest, ids: SpanIds, times: tuple[float, float], sche
     )
 
 
-def _part(request: KeptRequest, ids: SpanIds, end_s: float) -> Span:
+def _part(request: KeptRequest, ids: SpanIds, end_s: float) -> TraceSpan:
     error = _error_of(request)
     attributes = {**_own_attributes(request), **({"error.type": error} if error else {})}
     events = _events(request, (0.0, end_s))
-    return Span("part", SpanKind.INTERNAL, ids.span_id, ids.parent_id, 0.0, end_s, attributes, error, events)
+    return TraceSpan("part", SpanKind.INTERNAL, ids.span_id, ids.parent_id, 0.0, end_s, attributes, error, events)
 
 
-def _before(request: KeptRequest, steps: _Steps) -> Iterator[Span]:
+def _before(request: KeptRequest, steps: _Steps) -> Iterator[TraceSpan]:
     turn_s = max(0.0, request.turn_s or 0.0)
     if request.read_s is not None:
         yield steps.span("receive", 0.0 - turn_s - max(0.0, request.read_s), 0.0 - turn_s)
@@ -124,12 +124,12 @@ def _before(request: KeptRequest, steps: _Steps) -> Iterator[Span]:
         yield steps.span("turn", -turn_s, 0.0)
 
 
-def _queue(request: KeptRequest, end_s: float, steps: _Steps) -> Iterator[Span]:
+def _queue(request: KeptRequest, end_s: float, steps: _Steps) -> Iterator[TraceSpan]:
     if request.queue_s is not None:
         yield steps.span("queue", 0.0, min(max(0.0, request.queue_s), end_s))
 
 
-def _spans_of_call(call: EngineCall, number: int, ids: SpanIds, steps: _Steps) -> Iterator[Span]:
+def _spans_of_call(call: EngineCall, number: int, ids: SpanIds, steps: _Steps) -> Iterator[TraceSpan]:
     span_id = ids.call(number)
     attributes: dict[str, str | int] = {"pdcluster.engine": call.engine, "pdcluster.role": call.role.value}
     if call.attempt:
@@ -137,7 +137,7 @@ def _spans_of_call(call: EngineCall, number: int, ids: SpanIds, steps: _Steps) -
     if call.error:
         attributes["error.type"] = call.error
     name = call.role.value
-    yield Span(name, SpanKind.CLIENT, span_id, ids.span_id, call.begin_s, call.end_s, attributes, call.error)
+    yield TraceSpan(name, SpanKind.CLIENT, span_id, ids.span_id, call.begin_s, call.end_s, attributes, call.error)
     for step in call.steps:
         yield steps.span(step.name, step.begin_s, step.end_s, span_id)
 

@@ -15,7 +15,7 @@ from fakes.collector import FakeCollector, running_collector, spans_in
 from patience import PATIENCE_S
 from pdcluster_router.core.telemetry.request_trace import SpanIds
 from pdcluster_router.telemetry.kept import KeptRow
-from pdcluster_router.telemetry.otlp import MAX_ANSWER_BYTES, Collector, Sent, SpanEncoder
+from pdcluster_router.telemetry.otlp import MAX_ANSWER_BYTES, Sent, SpanCollector, SpanEncoder
 from pdcluster_router.telemetry.span_export import MAX_BATCH_BYTES, MAX_QUEUED_BYTES, TRIES, SpanExport
 
 IDS: Final = SpanIds("0af7651916cd43dd8448eb211c80319c", 0x100)
@@ -185,7 +185,7 @@ def head(status: str, num_bytes: int = 0, *lines: bytes) -> bytes:
 
 
 def posted(fake: FakeCollector, times: int = 1) -> list[tuple[Sent, int]]:
-    collector = Collector(fake.url + "/v1/traces", {"x-key": "sesame"}, None)
+    collector = SpanCollector(fake.url + "/v1/traces", {"x-key": "sesame"}, None)
     try:
         return [collector.post(b"") for _ in range(times)]
     finally:
@@ -261,6 +261,6 @@ def test_an_answer_that_is_no_http_is_a_failure_that_may_pass(bytes_: bytes) -> 
 
 
 def test_a_collector_that_nobody_runs_is_tried_again() -> None:
-    collector = Collector("http://127.0.0.1:1/v1/traces", {}, None)
+    collector = SpanCollector("http://127.0.0.1:1/v1/traces", {}, None)
     assert collector.post(b"")[0] is Sent.AGAIN
     assert "refused" in collector.problem.lower()

@@ -11,7 +11,7 @@ from pdcluster_router.core.apis.client_apis import REQUEST_PATHS
 from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR
 from pdcluster_router.core.telemetry.request_trace import SpanIds
 from pdcluster_router.core.telemetry.span_calls import DECODE_FAILURES, PREFILL_FAILURES
-from pdcluster_router.core.telemetry.spans import ENGINE_REFUSED, OPERATIONS, Span, SpanKind, spans_of
+from pdcluster_router.core.telemetry.spans import ENGINE_REFUSED, OPERATIONS, SpanKind, TraceSpan, spans_of
 from pdcluster_router.telemetry.failures import FailureKind
 
 IDS = SpanIds("0af7651916cd43dd8448eb211c80319c", 0x100, 0xB7)
@@ -29,11 +29,11 @@ def request_with(*moments: Moment, **facts: object) -> KeptRequest:
     return KeptRequest(request_id="R", moments=moments, **{**told, **facts})  # type: ignore[arg-type]  # by name
 
 
-def spans(request: KeptRequest, ids: SpanIds = IDS, num_parts: int = 0) -> list[Span]:
+def spans(request: KeptRequest, ids: SpanIds = IDS, num_parts: int = 0) -> list[TraceSpan]:
     return spans_of(request, ids, scheme="http", num_parts=num_parts)
 
 
-def story(found: Sequence[Span]) -> list[str]:
+def story(found: Sequence[TraceSpan]) -> list[str]:
     """Each span's parent, name, times and error."""
     names = {span.span_id: span.name for span in found}
     return [

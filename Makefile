@@ -78,8 +78,9 @@ chart: install  ## write what is made of charts/pdcluster: values, schema, READM
 	@$(BIN)/python -m tools.crds
 	@$(BIN)/python -m tools.chart
 
-kube: install  ## the Kubernetes control plane for the operator's tests, from source: six minutes, once for a version
+kube: install  ## a Kubernetes control plane and an OpenTelemetry collector for tests, from source: eight minutes, once
 	@$(BIN)/python -m tests.control_plane
+	@$(BIN)/python -m tests.collector
 
 e2e: install  ## stories on a real cluster: a node of our own in a box (root; see e2e/README.md), or that of KUBECONFIG
 	@tools/e2e_packages.sh
@@ -88,12 +89,12 @@ e2e: install  ## stories on a real cluster: a node of our own in a box (root; se
 lock: install  ## resolve the dependencies anew
 	$(BIN)/uv pip compile requirements/bootstrap.in --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header -o requirements/bootstrap.lock
-	$(BIN)/uv pip compile pyproject.toml --extra router --extra connector --extra operator --extra cpu --group dev \
+	$(BIN)/uv pip compile pyproject.toml --extra router --extra otlp --extra connector --extra operator --extra cpu --group dev \
 	  --override requirements/overrides.txt --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header -o requirements/dev.lock
 	$(BIN)/uv pip compile requirements/build.in --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header --constraints requirements/dev.lock -o requirements/build.lock
-	$(BIN)/uv pip compile pyproject.toml --extra router --extra operator --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra router --extra otlp --extra operator --universal --python-version 3.11 \
 	  --generate-hashes --no-annotate --no-header --constraints requirements/dev.lock -o requirements/control.lock
 
 clean:    ## remove the virtual environment and every cache in this folder

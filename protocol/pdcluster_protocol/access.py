@@ -25,7 +25,7 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     transfer_id: str = ""
     """The newest transfer id, which trace lines and connectors' logs have too; empty: the request had none."""
     trace_id: str = ""
-    """The trace id in the client's ``traceparent``; empty: the client sent no valid one."""
+    """The trace id in the client's ``traceparent``, or of the router's own spans; empty: there is neither."""
     client: str = ""
     """Name of the API key that the client showed; empty: the router asks for none, or the key was not valid."""
     client_address: str = ""

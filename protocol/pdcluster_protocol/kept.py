@@ -100,7 +100,7 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     transfer_id: str = ""
     """The newest transfer id; both engines have it in their logs."""
     trace_id: str = ""
-    """The trace id in the client's ``traceparent``."""
+    """The trace id in the client's ``traceparent``, or of the router's own spans."""
     client: str = ""
     """Name of its API key."""
     client_address: str = ""

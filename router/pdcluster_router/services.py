@@ -29,6 +29,7 @@ from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.core.requests.dialect import Dialect, PdclusterDialect, Posted
 from pdcluster_router.core.requests.pairing import Pairing, Retries
 from pdcluster_router.core.requests.vllm_ascend import VllmAscendDialect
+from pdcluster_router.core.telemetry.request_trace import SampledTrace
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.model_terms import ModelTerms
@@ -42,6 +43,7 @@ from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.kept import Kept, KeptRow
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics
+from pdcluster_router.telemetry.span_start import span_export_of
 from pdcluster_router.telemetry.trace import TraceFile
 
 POLICIES: Final[dict[RouterPolicy, Policy]] = {
@@ -103,6 +105,8 @@ class Services:
         self.failures = Failures(self.metrics.failed, self.now)
         self.trace = TraceFile(settings.trace_file, self.metrics.trace_lost.inc)
         self.kept = Kept(settings.kept_requests_bytes)
+        self.spans = span_export_of(settings, self.metrics.spans_lost.inc)
+        """None: this router makes no spans."""
         self.transfers: dict[TransferId, Running] = {}
         """The running requests by transfer id, for calls to the metaserver."""
         self.running: set[Running] = set()
@@ -202,9 +206,17 @@ class Services:
         """Calls ``callback`` in ``delay_s`` seconds (below 0: 0), or slightly earlier: it must check the clock."""
         return self._loop.call_later(max(0.0, delay_s), callback)
 
+    def tell_spans(self, trace: SampledTrace, row: KeptRow, received_at: float, num_parts: int = 0) -> None:
+        """A sampled request has ended: its spans are sent. ``received_at``: monotonic seconds."""
+        if self.spans is not None:
+            arrived_at_unix_s = self.unix_now() - self.now() + received_at
+            self.spans.add(trace.ids, row, arrived_at_unix_s, num_parts)
+
     async def close(self) -> None:
         await self.roster.close()
         self.trace.close()
+        if self.spans is not None:
+            self.spans.close()
 
     def _tell_room(self) -> None:
         self._is_room_told = False

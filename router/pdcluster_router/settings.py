@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
@@ -26,6 +26,7 @@ from pdcluster_router.setting_forms import (
     UnknownModels,
     listed,
 )
+from pdcluster_router.span_settings import SPAN_HIDDEN, SPAN_VARIABLES, SpanSettings
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LAST_PORT = 65535
@@ -33,7 +34,7 @@ TRUSTED_PROXIES_VARIABLE: Final = "PDCLUSTER_TRUSTED_PROXIES"
 MODEL_ALIASES_VARIABLE: Final = "PDCLUSTER_MODEL_ALIASES"
 
 
-class Settings(BaseModel):
+class Settings(SpanSettings):
     """All that a router is told at start. Frozen."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -340,15 +341,16 @@ def _check_pair(cert_flag: str, cert: Path | None, key_flag: str, key: Path | No
 
 
 FLAGS: Final = Flags(
-    Settings.model_fields,
+    {name: Settings.model_fields[name] for name in (*Settings.__annotations__, *SpanSettings.model_fields)},
     named={"prefill_urls": "--prefill", "decode_urls": "--decode", "model_aliases": "--model-alias"},
-    hidden=frozenset({"engine_api_key"}),
+    hidden=frozenset({"engine_api_key"}) | SPAN_HIDDEN,
     shown={"model_aliases": "NAME=MODEL"},
     variables={
         "engine_api_key": ENGINE_KEY_VARIABLE,
         "log_format": FORMAT_VARIABLE,
         "model_aliases": MODEL_ALIASES_VARIABLE,
         "trusted_proxies": TRUSTED_PROXIES_VARIABLE,
+        **SPAN_VARIABLES,
     },
 )
 

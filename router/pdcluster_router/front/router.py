@@ -60,6 +60,7 @@ from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.access_log import AccessLog, Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
+from pdcluster_router.telemetry.sampling import Sampled, Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ _NOT_FORWARDED: Final = frozenset(
         _TIMEOUT_HEADER,
     )
 )
+_UNSAMPLED: Final = Sampled(None, _NOT_FORWARDED)
 
 
 class Router:
@@ -128,6 +130,9 @@ class Router:
             self.services.metrics.watch_certificate(lambda: min(expiries_of(shown)))
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
+        spans = self.services.spans
+        self._sampling = Sampling(settings.trace_sample_ratio, _NOT_FORWARDED) if spans is not None else None
+        """None: this router makes no spans."""
         self._on_refused = partial(keep_refused, self.services)
         self._rows = Rows(self._take, asyncio.get_running_loop().call_soon)
         self._stream_timeouts = _timeouts_in(settings, settings.first_byte_timeout_s)
@@ -249,7 +254,9 @@ class Router:
     def _limit(self, cycle: HotCycle, request: ClientRequest, error: ApiError) -> None:
         """Refuses a request whose key has asked for too much: no engine gets it."""
         self.services.metrics.ended(Outcome.LIMITED)
-        cycle.teller = Told(outcome=Outcome.LIMITED, failures=(), left_queue_at=request.received_at)
+        cycle.teller = Told(
+            outcome=Outcome.LIMITED, failures=(), left_queue_at=request.received_at, trace_id=request.trace_id
+        )
         keep_limited(self.services, request, error)
         cycle.answer_error(error, self.access.lines_for(request.client, request.received_at))
 
@@ -285,7 +292,10 @@ class Router:
         headers, fields, client = cycle.head.headers, cycle.head.fields, cycle.client
         if cycle.keys is not self.access.keys:  # The keys have changed since the head was read.
             client = self._admitted_again(headers)
-        lines = b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in _NOT_FORWARDED])
+        sampled = _UNSAMPLED if self._sampling is None else self._sampling.of(headers, fields)
+        trace = sampled.trace
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers if header[0] not in sampled.not_forwarded])
+        lines += sampled.line
         lines += self.services.dialect.client_line(cycle.request_id)
         if self.access.keys is not None or not KEY_HEADERS.isdisjoint(fields):
             lines += self.access.line_for_engines(headers)
@@ -303,7 +313,8 @@ class Router:
             path=cycle.path,
             headers=lines,
             request_id=cycle.request_id.decode("ascii"),
-            trace_id=trace_id_in(headers, fields) if TRACE_HEADER in fields else "",
+            trace_id=trace.ids.trace_id if trace else trace_id_in(headers, fields) if TRACE_HEADER in fields else "",
+            trace=trace,
             api=api,
             body=body,
             timeouts=timeouts,

@@ -296,6 +296,8 @@ class Exchange:
             return
         self.record.decode_sent(self._decode.engine)
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
+        if self._request.trace is not None:
+            line += self._request.trace.next_line()
         params = self._decode_params() if self._request.has_transfer else None
         self._relay.begin(self._decode.send(params, line, self._relay))
 

@@ -122,6 +122,7 @@ class FanOut:
             api=replace(self._request.api, held=partial(self._holds, self._parts[number])),
             terms=self._terms[number // self._naming.num_choices],
             has_transfer=True,
+            trace=self._request.trace.part(number) if self._request.trace is not None else None,
             is_part=True,
             notes=[],
         )

@@ -175,14 +175,15 @@ class Gate:
     def _ended(self, waiting: _Waiting, kind: FailureKind, outcome: Outcome, error: ApiError | None) -> None:
         if not waiting.request.is_part:
             self._services.metrics.ended(outcome)
-        waiting.cycle.teller = Told(outcome=outcome, failures=(kind,), left_queue_at=self._services.now())
+        now, trace_id = self._services.now(), waiting.request.trace_id
+        waiting.cycle.teller = Told(outcome=outcome, failures=(kind,), left_queue_at=now, trace_id=trace_id)
         admission = waiting.admission
         reason = f"{admission.num_queued} wait, the backlog is {admission.backlog_tokens} tokens"
         if kind is FailureKind.WITHDRAWN:
             self._services.failures.count(kind)  # The failure, or that the client left, was reported.
         else:
             self._services.failures.tell(Failure(kind, waiting.request.request_id, reason=reason))
-        if self._services.kept.is_on:
+        if self._services.kept.is_on or waiting.request.trace is not None:
             keep_turned_away(self._services, waiting.until_now(), kind, outcome, reason, error)
 
 

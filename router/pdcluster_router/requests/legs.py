@@ -216,7 +216,6 @@ class PrefillAttempts:
 
     def start(self, reservation: Posted, attempt: Attempt, deadline: float, revision: str) -> bool:
         """Sends the call. Returns False if no engine is left. ``deadline``: the transfer's, monotonic seconds.
-
         ``revision``: decode's. Prefill engines of another revision write KV that decode would misread.
         """
         assert self._leg is None, "the attempt before must be aborted first"
@@ -229,7 +228,8 @@ class PrefillAttempts:
         self._leg = PrefillLeg(self._on_end, engine, self._num_tokens, self.request.api)
         self._era = self._leg.era
         self._num_asked += 1
-        headers = self.request.headers + self._services.dialect.transfer_line(reservation.transfer_id)
+        trace_line = b"" if self.request.trace is None else self.request.trace.next_line()
+        headers = self.request.headers + trace_line + self._services.dialect.transfer_line(reservation.transfer_id)
         self._leg.send(self.request.path, headers, self.request.body.for_prefill(params))
         return True
 

@@ -37,6 +37,7 @@ class PartsRecord:
         self._services = services
         self._request_id = request.request_id
         self._received_at = request.received_at
+        self._spans_of = request.trace
         self._parts = parts
         self._num_choices = num_choices
         self._begun = facts_of(request)
@@ -87,6 +88,8 @@ class PartsRecord:
         if services.kept.is_on:
             row = replace(self.row(), ended_at_unix_s=services.unix_now())
             services.kept.keep(row, has_failed=bool(told.failures))
+        if self._spans_of is not None:
+            services.tell_spans(self._spans_of, self.row(), self._received_at, len(self._parts))
 
     def _end(self, outcome: Outcome | None, status: int | None, code: str = "") -> None:
         self._ended_at = self._services.now()
@@ -119,6 +122,7 @@ class PartsRecord:
             num_decodes=sum(one.num_decodes for one in told),
             num_prefills=sum(one.num_prefills for one in told),
             num_parts=len(self._parts),
+            trace_id=self._begun.trace_id,
         )
 
     def row(self) -> KeptRow:

@@ -63,6 +63,7 @@ class Record:
         "_request_id",
         "_services",
         "_started_at",
+        "_trace",
         "_trace_id",
         "_turn_s",
         "_turns_ahead",
@@ -71,7 +72,7 @@ class Record:
     def __init__(self, services: Services, request: ClientRequest, transfer_id: TransferId, started_at: float) -> None:
         self._services = services
         self._request_id = request.request_id
-        self._trace_id = request.trace_id
+        self._trace, self._trace_id = request.trace, request.trace_id
         self._client_address = request.client_address
         self._path = request.path
         self._model_text = request.body.model_text
@@ -188,6 +189,8 @@ class Record:
             services.trace.write(self._line)
         if services.kept.is_on:
             services.kept.keep(self.row(services.unix_now()), has_failed=bool(self._failures))
+        if self._trace is not None:
+            services.tell_spans(self._trace, self.row(), self._line.received_at)
 
     def unanswered(self) -> tuple[()]:
         """Empty: this request has no parts."""
@@ -240,6 +243,7 @@ class Record:
             is_local_prefill=self._is_local_prefill,
             num_decodes=self._num_decodes,
             num_prefills=self._num_prefills,
+            trace_id=self._trace_id,
         )
 
 

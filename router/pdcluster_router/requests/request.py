@@ -10,6 +10,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.requests.pairing import Timeouts
+from pdcluster_router.core.telemetry.request_trace import SampledTrace
 from pdcluster_router.engines.roster import Terms
 from pdcluster_router.services import Services
 
@@ -29,13 +30,15 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     client_address: str = ""
     """Empty if the router has no access log."""
     trace_id: str = ""
-    """The id in its ``traceparent``; empty: it has no valid one."""
+    """The id in its ``traceparent``, or the one that its spans have; empty: it has neither."""
     api: ClientApi
     """The API of its path."""
     timeouts: Timeouts
     terms: Terms
     has_transfer: bool
     """Whether a prefill engine shall compute the prompt; False: decode computes it."""
+    trace: SampledTrace | None = None
+    """None: it gets no spans."""
     is_part: bool = False
     """Whether it is a part of a client's request (``fan_out.py``): metrics count the whole, not the part."""
     received_at: float

@@ -18,7 +18,10 @@ from pdcluster_router.telemetry.metrics import Outcome
 
 
 def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
-    """Keeps a request that was refused before it was parsed, or that a bug of ours has ended. ``error``: its answer."""
+    """Keeps a request that was refused before it was parsed, or that a bug of ours has ended. ``error``: its answer.
+
+    It gets no span: a client without a key could fill a collector with such requests.
+    """
     if not services.kept.is_on or cycle.teller is not None:
         return  # The queue or the exchange keeps it.
     now = services.now()
@@ -41,9 +44,9 @@ def keep_refused(services: Services, cycle: HotCycle, error: ApiError) -> None:
 
 def keep_limited(services: Services, request: ClientRequest, error: ApiError) -> None:
     """Keeps a request that was refused because its key is over a limit. ``error``: its answer."""
-    if services.kept.is_on:
+    if services.kept.is_on or request.trace is not None:
         end = {"ended_at_unix_s": services.unix_now(), "outcome": Outcome.LIMITED.value}
-        services.kept.keep(replace(facts_of(request), status=error.status, error=error.code, **end))
+        _keep(services, request, replace(facts_of(request), status=error.status, error=error.code, **end))
 
 
 def keep_turned_away(
@@ -56,16 +59,21 @@ def keep_turned_away(
 ) -> None:
     """Keeps a request that the queue has refused. ``error``: None if it was withdrawn or its client has left."""
     waited_s = services.now() - request.received_at
-    services.kept.keep(
-        replace(
-            facts_of(request, waited_s),
-            ended_at_unix_s=services.unix_now(),
-            status=error.status if error is not None else None,
-            error=error.code if error is not None else "",
-            outcome=outcome.value,
-            moments=(waited_s, kind.value, "", 0, reason_of(reason)),
-        )
+    row = replace(
+        facts_of(request, waited_s),
+        ended_at_unix_s=services.unix_now(),
+        status=error.status if error is not None else None,
+        error=error.code if error is not None else "",
+        outcome=outcome.value,
+        moments=(waited_s, kind.value, "", 0, reason_of(reason)),
     )
+    _keep(services, request, row)
+
+
+def _keep(services: Services, request: ClientRequest, row: KeptRow) -> None:
+    services.kept.keep(row)
+    if request.trace is not None:
+        services.tell_spans(request.trace, row, request.received_at)
 
 
 def waiting(services: Services, request: ClientRequest) -> KeptRow:

@@ -48,6 +48,8 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     num_decodes: int = 0
     num_prefills: int = 0
     num_parts: int = 1
+    trace_id: str = ""
+    """Empty: it has none, or only the one in its ``traceparent``."""
 
     def told(self) -> Told:
         """These facts themselves: they do not change any more, and serve as a ``Teller`` too."""
@@ -62,6 +64,7 @@ def add_told(line: AccessLine, told: Told, arrived_at: float) -> None:
     line.is_local_prefill = told.is_local_prefill
     line.decode_attempts, line.prefill_attempts = told.num_decodes, told.num_prefills
     line.parts = told.num_parts
+    line.trace_id = told.trace_id or line.trace_id
     line.queue_s = _seconds(arrived_at, told.left_queue_at)
     if told.trace is not None:
         _add_trace(line, told.trace, arrived_at)

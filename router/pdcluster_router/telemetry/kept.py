@@ -105,8 +105,8 @@ class Kept:
     def keep(self, row: KeptRow, *, has_failed: bool = False) -> None:
         """Remembers a request that has ended, until newer ones need its room. ``has_failed``: something failed on the
         way."""
-        if len(row.model_text) > MAX_MODEL_BYTES:  # A client's name may be as long as a body.
-            row = msgspec.structs.replace(row, model_text=_LONG_MODEL)
+        if len(row.model_text) > MAX_MODEL_BYTES:
+            row = without_long_model(row)
         is_served = row.outcome == OK and not has_failed  # As nearly all requests are: it saves them a call.
         fate = _SERVED if is_served else fate_of(row, has_failed=has_failed)
         self._rings[fate].add(_encode(row))
@@ -152,6 +152,11 @@ def fate_of(row: KeptRow, *, has_failed: bool) -> Fate:
         return Fate.FAILED if has_failed else _SERVED
     is_mistake = row.outcome == Outcome.ENGINE_ERROR.value and (row.status or 500) < 500
     return Fate.REFUSED if row.outcome in _REFUSED or is_mistake else Fate.FAILED
+
+
+def without_long_model(row: KeptRow) -> KeptRow:
+    """The row, which is encoded then: a client's name for a model may be as long as a body."""
+    return row if len(row.model_text) <= MAX_MODEL_BYTES else msgspec.structs.replace(row, model_text=_LONG_MODEL)
 
 
 def request_of(row: KeptRow) -> KeptRequest:

@@ -126,6 +126,9 @@ class Metrics:
         )
         self.trace_lost = self._counter("trace_lost_lines", "Lines of --trace-file that could not be written")
         self.access_log_lost = self._counter("access_log_lost_lines", "Lines of --access-log that could not be written")
+        self.spans_lost = self._counter(
+            "spans_lost_requests", "Sampled requests whose spans the collector has not got, or not all of them"
+        )
         self.discovery_failed = self._counter("discovery_failures", "Lists and watches of the API server that failed")
 
     def _counter(self, name: str, text: str) -> Counter:

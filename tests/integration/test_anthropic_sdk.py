@@ -150,6 +150,8 @@ def test_an_answer_is_the_single_engines_byte_for_byte(
     told = [_IDS.sub(b"ID", answer.content) for answer in (ours, theirs)]
     if body["stream"] and ours.status_code == 200:
         told = [b"".join(_joined(one)) for one in told]
+    if name == "bad_model":  # vLLM tells its names, and ours tells the alias after them.
+        told[1] = told[1].replace(b"<path>", f"<path>, {ALIAS}.".encode())
     assert (ours.status_code, told[0]) == (theirs.status_code, told[1])
     assert (ours.status_code == 200) is not name.startswith(("bad", "too"))
     assert num_pushed(pool) == before + (ours.status_code == 200)

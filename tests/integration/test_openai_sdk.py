@@ -170,7 +170,10 @@ def test_several_sequences_of_which_one_is_refused_are_refused_as_by_one_engine(
 ) -> None:
     answers = [httpx.post(f"{one.url}/v1/completions", json={**body, **more}, timeout=120) for one in servers]
     assert answers[0].status_code == answers[1].status_code
-    assert answers[0].json() == answers[1].json()
+    theirs = answers[1].text
+    if body.get("model") == "none":  # vLLM tells its names, and ours tells the alias after them.
+        theirs = theirs.replace("<path>", f"<path>, {ALIAS}.")
+    assert answers[0].json() == json.loads(theirs)
 
 
 def test_errors_are_the_sdks_own_and_leave_nothing_behind(servers: tuple[Pool, Server]) -> None:

@@ -37,6 +37,7 @@ from pdcluster_connector.assembly import (
     new_boot_id,
 )
 from pdcluster_connector.core.reception import Lost
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.failures import take_counts
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
@@ -330,9 +331,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return CountMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        for part in (self._decode_half, self._prefill_rank, self._decode_rank):
-            if part is not None:
-                part.close()
+        parts = (self._decode_half, self._prefill_rank, self._decode_rank)
+        end_parts([part for part in parts if part is not None])
 
 
 def _scheduled(output: SchedulerOutput) -> Iterable[Scheduled]:

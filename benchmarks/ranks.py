@@ -21,6 +21,7 @@ from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_ra
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.device import CpuDevice, Device, DeviceEvent
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
@@ -153,7 +154,7 @@ class PrefillEnd:
 
     def close(self) -> None:
         """Waits up to 7 s."""
-        self.rank.close()
+        end_parts([self.rank])
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class DecodeEnd:
 
     def close(self) -> None:
         """Waits up to 7 s."""
-        self.rank.close()
+        end_parts([self.rank])
 
 
 def open_prefill(

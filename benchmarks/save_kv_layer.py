@@ -35,6 +35,7 @@ from integration.ranks import (  # after the path is set
     fingerprint_of,
 )
 from pdcluster_connector.assembly import PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, PrefillStep, PushSlice, PushTarget
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
@@ -64,7 +65,7 @@ def serve_decode(pipe: Connection) -> None:
             waiting -= receipts.ended
             time.sleep(0.001)
         pipe.send(None)
-    rank.close()
+    end_parts([rank])
 
 
 def slices_of(step: int, num_requests: int, address: SideChannelAddress) -> tuple[PushSlice, ...]:
@@ -148,7 +149,7 @@ def main() -> None:
         print(measure(rank, here, address, num_requests), flush=True)
     here.send(None)
     child.join(10)
-    rank.close()
+    end_parts([rank])
 
 
 if __name__ == "__main__":

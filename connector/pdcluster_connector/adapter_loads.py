@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from pdcluster_connector.adapter_files import FilesChanged, digest_of, files_of, folder_of
 from pdcluster_connector.core.adapters import AdapterLoad, AdapterRequest, ContentAnswer, Digests, Files, load_of
+from pdcluster_connector.ending import left_s
 
 MAX_LOADS: Final = 4096
 """The most adapters whose last load is remembered. An adapter that was dropped counts as not loaded."""
@@ -94,13 +95,17 @@ class AdapterLoads:
         self._queue.put_nowait(load.files)
         return found
 
-    def close(self) -> None:
-        """End the thread. Waits 2 s at most; a longer read ends with the process."""
+    def close(self, deadline: float) -> bool:
+        """End the thread, which reads no KV: True. Waits 2 s at most, but not beyond ``deadline`` (monotonic seconds).
+
+        A longer read ends with the process.
+        """
         try:
             self._queue.put_nowait(None)
         except queue.Full:
-            return
-        self._thread.join(_CLOSE_S)
+            return True
+        self._thread.join(min(_CLOSE_S, left_s(deadline)))
+        return True
 
     def _is_new(self, files: Files) -> bool:
         return files not in self._queued and len(self._queued) < MAX_QUEUED and self._digests.is_wanted(files)

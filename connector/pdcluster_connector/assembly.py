@@ -13,14 +13,15 @@ from pdcluster_connector.core.gathering import may_have_strips
 from pdcluster_connector.core.receiving import ReceiveTimes
 from pdcluster_connector.core.reception import Reception
 from pdcluster_connector.device import Device, select_device
+from pdcluster_connector.ending import left_s
 from pdcluster_connector.engine_facts import EngineFacts, Memory
-from pdcluster_connector.metaserver_client import MetaserverClient
+from pdcluster_connector.metaserver_client import CLOSE_S, MetaserverClient
 from pdcluster_connector.metaserver_tls import MetaserverTls, TlsFiles
 from pdcluster_connector.reshard import StagingMemory, StripStaging, bytes_from
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
 from pdcluster_connector.self_test.events import require_honest_events
 from pdcluster_connector.self_test.machine import require_machine
-from pdcluster_connector.settings import Settings
+from pdcluster_connector.settings import CUT_S, Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.transport.base import Transport, TransportSettings
@@ -72,9 +73,10 @@ class DecodeHalf:
         )
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 
-    def close(self) -> None:
-        """Cut every open call. Waits up to 2 s."""
-        self._client.close()
+    def close(self, deadline: float) -> bool:
+        """Cut every open call. Returns whether all are cut. Waits up to 2 s, but not beyond ``deadline`` (monotonic
+        seconds)."""
+        return self._client.close(min(CLOSE_S, left_s(deadline)))
 
 
 def _tls_of(settings: Settings) -> MetaserverTls:
@@ -90,10 +92,13 @@ class PrefillRank:
     worker: PrefillWorker
     sessions: Sessions
 
-    def close(self) -> None:
-        """End the resharder, the lanes and their sessions. Waits up to 9 s."""
-        self.worker.close()
-        self.sessions.close()
+    def close(self, deadline: float) -> bool:
+        """End the resharder, the lanes and their sessions. Returns whether none of them reads KV any more.
+
+        Waits until ``deadline`` (monotonic seconds), of which the last 2 s are for the sessions alone.
+        """
+        are_over = self.worker.close(deadline - CUT_S)
+        return self.sessions.close(deadline) and are_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +108,10 @@ class DecodeRank:
     worker: Receiver
     address: SideChannelAddress
 
-    def close(self) -> None:
-        """Stop answering and receiving. Waits up to 9 s."""
-        self.worker.close()
+    def close(self, deadline: float) -> bool:
+        """Stop answering and receiving. Returns whether no byte can land any more. Waits until ``deadline`` (monotonic
+        seconds)."""
+        return self.worker.close(deadline)
 
 
 def new_boot_id() -> BootId:

@@ -27,7 +27,7 @@ from pdcluster_protocol.secret import Secret
 _MAX_REPLY_BYTES: Final = 64 << 10
 _CONNECT_S: Final = 5.0
 """How long a connection may take to come up: the router runs in the same cluster."""
-_CLOSE_S: Final = 2.0
+CLOSE_S: Final = 2.0
 _MAX_WAITING: Final = 16384
 """Most requests with an open call, each with a socket of its own. Far fewer requests use up an engine's blocks."""
 
@@ -63,12 +63,15 @@ class MetaserverClient:
         """Cut the calls of this request that are still open. Calls that are cut have no outcome."""
         self._loop.call_soon_threadsafe(self._cut, request_id)
 
-    def close(self) -> None:
-        """Cut every call and end the thread; a second time does nothing. Waits up to 2 s."""
-        if not self._thread.is_alive():
-            return
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)
+    def close(self, timeout_s: float = CLOSE_S) -> bool:
+        """Cut every call and end the thread; a second time does nothing. Returns whether the thread has ended.
+
+        Waits up to ``timeout_s`` for that.
+        """
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     # Everything below runs in the client's own thread.
 

@@ -29,6 +29,7 @@ _TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 _ESCAPED: Final = {code: repr(chr(code))[1:-1] for code in _CONTROLS if chr(code) != "\t"}
+_ESCAPED_IN_JSON: Final = {code: f"\\u{code:04x}" for code in _CONTROLS}
 
 
 class LogFormat(Enum):
@@ -51,18 +52,34 @@ def start_logging(form: LogFormat) -> None:
 
 
 class TextLines(logging.Formatter):
-    """Escapes control characters and indents tracebacks, so that no peer's text can look like a line of ours."""
+    """Escapes control characters, and indents tracebacks and stacks: no peer's text can look like a line of ours."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        # Another handler's formatter may have left its own text of the exception here, and may want it again.
+        kept = record.exc_text
+        record.exc_text = None if record.exc_info or not kept else _indented(kept)
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = kept
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         return super().formatMessage(record).translate(_ESCAPED)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's own name
-        lines = super().formatException(ei).split("\n")
-        return "\n".join(f"    {line.translate(_ESCAPED)}" for line in lines)
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's own name
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line.translate(_ESCAPED)}" for line in text.split("\n"))
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line. A value keeps its type if JSON has it, and else becomes text."""
+    """One JSON object a line, also for readers that take other characters than ``\\n`` for the end of a line. A value
+    keeps its type if JSON has it, and else becomes text."""
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = event_of(record)
@@ -75,7 +92,7 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info and record.exc_info[0] is not None:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, ensure_ascii=False, default=str).translate(_ESCAPED_IN_JSON)
 
 
 def event_of(record: logging.LogRecord) -> tuple[str, dict[str, object]]:

@@ -177,8 +177,8 @@ class _WrappedSessions(Sessions):
     def open(self) -> Transport:
         return self._wrap(self._inner.open())
 
-    def close(self) -> None:
-        self._inner.close()
+    def close(self, deadline: float) -> bool:
+        return self._inner.close(deadline)
 
 
 def wrap_transports(worker: PrefillWorker, wrap: Callable[[Transport], Transport]) -> None:

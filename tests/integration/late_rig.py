@@ -26,6 +26,7 @@ from integration.ranks import (
 from integration.test_content_order import on_device
 from pdcluster_connector.assembly import make_decode_rank
 from pdcluster_connector.device import Device
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, PrefillStep, PushSlice
@@ -126,6 +127,6 @@ def late_rig(side: Role, change: Callable[[Memory], Memory] = lambda memory: mem
         final.fill(2)
         ours = target.memory(fingerprint_of(SHAPE))
         decode = make_decode_rank(engine_facts(Role.DECODE, SHAPE, SETTINGS), ours)
-        stack.callback(decode.close)
+        stack.callback(end_parts, [decode])
         second = replace(pair, decode=decode, target=target, ended={}, losses=[])
         yield Rig((pair, second), runtime, device, final, is_beside=side is Role.PREFILL)

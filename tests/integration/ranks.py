@@ -19,6 +19,7 @@ from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.device import Device
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.engine_facts import EngineFacts, Memory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
@@ -158,7 +159,7 @@ def prefill_rank(
     try:
         yield rank
     finally:
-        rank.close()
+        end_parts([rank])
 
 
 @dataclass(slots=True)
@@ -268,9 +269,9 @@ def make_pair(
         memories |= {role: change(memories[role]) for role, change in changes.items()}
         facts = {role: engine_facts(role, shape, settings) for role in Role}
         decode = make_decode_rank(facts[Role.DECODE], memories[Role.DECODE], device=devices.get(Role.DECODE))
-        stack.callback(decode.close)
+        stack.callback(end_parts, [decode])
         prefill = make_prefill_rank(facts[Role.PREFILL], memories[Role.PREFILL], device=devices.get(Role.PREFILL))
-        stack.callback(prefill.close)
+        stack.callback(end_parts, [prefill])
         yield Pair(prefill, decode, source, target)
 
 

@@ -36,6 +36,7 @@ from integration.reshard_cache import (
 )
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup, wanted_spans
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming, Settings, parse_settings
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep
@@ -113,8 +114,7 @@ class DecodeEngine:
         return set(found) if len(found) == len(self.ranks) else set()
 
     def close(self) -> None:
-        for rank in self.ranks:
-            rank.close()
+        end_parts(self.ranks)
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,7 @@ def _serve(rank: int, tp_size: int, store: str, settings: Settings, pipe: Connec
                 staging = worker._context.staging
                 pipe.send(staging is not None and staging.is_idle)
             case "close":
-                prefill.close()
+                end_parts([prefill])
                 pipe.send("closed")
 
 

@@ -39,6 +39,7 @@ from patience import EDGE_S, PATIENCE_S, until
 from pdcluster_connector.assembly import PrefillRank, make_prefill_rank
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming, Settings
@@ -225,7 +226,7 @@ def _slow_rank(rank: int, tp_size: int, meeting: Meeting, settings: Settings, *,
         views = tuple(map(runtime.tensor, cache.views())) if compares else ()
         with runtime.default:
             prefill = make_prefill_rank(facts, replace(cache.memory(), views=views), tokens, device=device)
-        stack.callback(prefill.close)
+        stack.callback(end_parts, [prefill])
         stack.callback(runtime.release)
         wrap_transports(prefill.worker, lambda inner: Late(inner, wire))
         assert until(lambda: len(runtime.streams) == 3), "the resharder opens its stream"

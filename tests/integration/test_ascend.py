@@ -13,6 +13,7 @@ from ascend.ranks import facts_of, memory_of_rank, rank_of, token_memory_of, vie
 from integration.ranks import LIFE, SECRET, STEP_S
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.ranges import GroupSlice
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.settings import parse_settings
 from pdcluster_connector.steps import DecodeStep, Expect, PrefillStep, PushSlice, PushTarget
 from pdcluster_connector.vllm.facts import _view_of
@@ -63,8 +64,7 @@ def test_a_prompt_arrives_in_decodes_blocks(case: str) -> None:
         forward(prefill, [decode], [layer.name for layer in source.layers])
         assert wait_for_the_end(decode)
     finally:
-        prefill.close()
-        decode.close()
+        end_parts([prefill, decode])
     for layer, contents in zip(target.layers, written, strict=True):
         for view, content in zip(views_of(layer), contents, strict=True):
             held = _view_of(view).numpy()
@@ -80,10 +80,10 @@ def test_each_decode_rank_of_two_gets_its_heads_of_a_prefill_engine_of_one() -> 
         decode = []
         for layout, case, _ in theirs:
             decode.append(make_decode_rank(facts_of(Role.DECODE, case, SETTINGS, 2), memory_of_rank(layout, case)))
-            stack.callback(decode[-1].close)
+            stack.callback(end_parts, [decode[-1]])
         memory = memory_of_rank(ours, source)
         prefill = make_prefill_rank(facts_of(Role.PREFILL, source, SETTINGS), memory, token_memory_of(memory))
-        stack.callback(prefill.close)
+        stack.callback(end_parts, [prefill])
         forward(prefill, decode, [layer.name for layer in source.layers])
         assert all(map(wait_for_the_end, decode))
     for rank, (_, case, _) in enumerate(theirs):

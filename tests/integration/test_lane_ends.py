@@ -10,7 +10,6 @@ from typing import TypeVar
 
 import msgspec
 import numpy as np
-import pytest
 
 from fakes.transports import Failing, Wrapped, wrap_transports
 from integration.ranks import LIFE, SECRET, Cache, Pair, Shape, fingerprint_of, make_pair, prefill_rank, push_slice
@@ -25,7 +24,7 @@ from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
-from pdcluster_connector.worker.orders import Close, Order, Quiesce, Staged, StagedWrite
+from pdcluster_connector.worker.orders import Order, Quiesce, Staged, StagedWrite
 from pdcluster_connector.worker.prefill import UNUSED_S, PrefillWorker
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.params import SideChannelAddress
@@ -236,46 +235,6 @@ def test_no_block_is_given_back_before_the_session_that_may_read_it_is_closed() 
         assert worker.finished([]) == set()
         _ClosesSlowly.may_close.set()
         assert until_freed(worker) == {"r"}
-
-
-class _ClosesInHalfASecond(Wrapped):
-    def close(self) -> None:
-        time.sleep(0.5)
-        super().close()
-
-
-def test_closing_waits_for_the_lanes() -> None:
-    """vLLM frees the KV cache as soon as this returns."""
-    with granted_push(_ClosesInHalfASecond) as (worker, _):
-        worker.close()
-        assert [t.name for t in threading.enumerate() if t.name.startswith("pdcluster-lane")] == []
-
-
-class _SlowLane:
-    """It ends late."""
-
-    def __init__(self) -> None:
-        self.deadline, self.timeout_s = 0.0, 0.0
-
-    def post(self, order: Close) -> None:
-        self.deadline = order.deadline
-
-    def close(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        time.sleep(0.1)
-
-
-def test_all_lanes_end_by_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine ends within seconds, with however many decode engines."""
-    with granted_push(Wrapped) as (worker, _):
-        (real,), lanes = worker._known_lanes(), [_SlowLane() for _ in range(3)]
-        with monkeypatch.context() as patch:
-            patch.setattr(worker, "_known_lanes", lambda: lanes)
-            worker.close()
-        real.close(0)
-    assert len({lane.deadline for lane in lanes}) == 1
-    first, second, third = (lane.timeout_s for lane in lanes)
-    assert first > second > third
 
 
 def until_freed(worker: PrefillWorker) -> set[RequestId]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from integration.late_rig import Prompt, late_rig
 from integration.slow_prefill import SETTINGS, slow_prefill
 from integration.test_content_order import Gate, gated
 from patience import PATIENCE_S, until
+from pdcluster_connector.ending import END_S
 from pdcluster_protocol.labels import Role
 
 COMPARED: Final = Prompt("compared", 0, (1, 2), (7, 8), is_compared=True)
@@ -114,5 +116,5 @@ def test_a_lane_that_may_not_use_its_device_opens_no_session_with_it() -> None:
             rig.forward((prompt, WHOLE))
             assert not rig.require_true_end(prompt)
         rig.require_released(*prompts)
-        rig.pairs[0].prefill.worker.close()
+        rig.pairs[0].prefill.worker.close(time.monotonic() + END_S)
         assert late.num_told <= 1 + len(prompts), "asked again by a lane that had failed"

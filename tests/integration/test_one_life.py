@@ -23,6 +23,7 @@ from integration.ranks import (
 )
 from patience import PATIENCE_S, until
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import DecodeStep, PushSlice
 from pdcluster_protocol.labels import Role
@@ -38,7 +39,7 @@ class Bench:
         self.cache = Cache(SHAPE)
         facts = engine_facts(Role.DECODE, SHAPE, QUICK)
         self.decode: DecodeRank = make_decode_rank(facts, self.cache.memory(fingerprint_of(SHAPE)))
-        stack.callback(self.decode.close)
+        stack.callback(end_parts, [self.decode])
         # vLLM mints instance_id for each VllmConfig, and vllm-ascend the engine id for each process.
         ranks = (far_prefill(SHAPE, QUICK, name=f"node-{r}", fill=100 + r, rank=r, tp_size=2) for r in (0, 1))
         self.ranks: list[FarPrefill] = [stack.enter_context(rank) for rank in ranks]

@@ -20,6 +20,7 @@ from patience import EDGE_S
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.writers import PeerId
 from pdcluster_connector.device import CpuDevice
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import PUSHED_BYTES, PUSHES_DONE, RECEIVES_DONE, take_counts
 from pdcluster_connector.settings import PushTiming, Settings
@@ -206,7 +207,7 @@ def test_engines_that_differ_are_refused_before_any_byte_and_decode_hears_it() -
 def test_a_decode_rank_that_does_not_answer_costs_the_handshake_timeout_and_no_more() -> None:
     with make_pair(settings=msgspec.structs.replace(PATIENT, handshake_timeout_s=0.5)) as pair:
         part = pair.slice_of("a", [1], [5])
-        pair.decode.close()
+        end_parts([pair.decode])
         pair.forward(part)
         pair.step(finished=["a"])
         assert pair.step_until(lambda: pair.released == {"a"})
@@ -313,7 +314,7 @@ def test_a_decode_engine_that_restarts_on_the_same_port_gets_nothing_of_the_old_
         pair.forward(pair.slice_of("a", [1], [5]))
         assert pair.step_until(lambda: "a" in pair.ended)
         old = pair.decode
-        old.close()
+        end_parts([old])
         with make_pair(settings=Settings(side_channel_port=port)) as other:
             late = dataclasses.replace(pair, decode=other.decode)
             other.expect("b", 1)

@@ -9,6 +9,7 @@ import numpy as np
 
 from integration.ranks import Pair, another_prefill, make_pair
 from patience import PATIENCE_S
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
@@ -32,8 +33,8 @@ class Held(Sessions):
             raise ConfigError(self.failure)
         return self._inner.open()
 
-    def close(self) -> None:
-        self._inner.close()
+    def close(self, deadline: float) -> bool:
+        return self._inner.close(deadline)
 
 
 def hold_decode(pair: Pair) -> Held:
@@ -116,7 +117,7 @@ def test_a_rank_that_closes_while_a_session_opens_leaves_no_thread_behind() -> N
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
         assert held[0].is_asked.wait(PATIENCE_S)
-        pair.prefill.close()
+        end_parts([pair.prefill])
         opening = [thread for thread in threading.enumerate() if thread.name == "pdcluster-session"]
         held[0].may_open.set()
         for thread in opening:

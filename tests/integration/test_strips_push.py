@@ -33,6 +33,7 @@ from patience import EDGE_S, until
 from pdcluster_cli.local.report import read_traces
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.device import Device
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.failures import take_counts
 from pdcluster_connector.reshard import StripStaging
@@ -145,11 +146,11 @@ def engines(
         decodes = []
         for rank, target in enumerate(targets):
             decodes.append(make_decode_rank(facts, share_of(target, rank, tp_size)))
-            stack.callback(decodes[-1].close)
+            stack.callback(end_parts, [decodes[-1]])
         memory = on_device(share_of(source, 0, 1), runtime)
         with runtime.default if runtime else nullcontext():
             prefill = make_prefill_rank(engine_facts(Role.PREFILL, MODEL, settings), memory, device=device)
-        stack.callback(prefill.close)
+        stack.callback(end_parts, [prefill])
         yield Engines(source, prefill, targets, decodes, tp_size)
 
 

@@ -27,6 +27,7 @@ from typing import Final, TypeAlias
 import torch.distributed as dist
 
 from pdcluster_connector.device import Device, DeviceEvent, NoStream, Stream
+from pdcluster_connector.ending import EndingThread, left_s
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.rounds import GroupRank, Round, StagedPart, plan_rounds
 from pdcluster_connector.reshard.staging import StagingMemory, Ticket
@@ -192,8 +193,10 @@ class Resharder:
         self._inbox.put(None)
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._leave_group()
-            self._thread.join(_JOIN_S)
+            until = time.monotonic() + _JOIN_S
+            leaving = EndingThread(self._leave_group)
+            self._thread.join(left_s(until))
+            leaving.wait(until)
         return not self._thread.is_alive()
 
     # Everything below runs in the resharder's thread.
@@ -334,9 +337,10 @@ class Resharder:
             _LOG.error("resharder broken rank=%d reason=%r", self._context.us.rank, reason)
         self._leave_group()
 
-    def _leave_group(self) -> None:
+    def _leave_group(self) -> bool:
         with self._group_lock:
             group, self._group = self._group, None
         if group is not None:
             with suppress(RuntimeError, ValueError):
                 close_reshard_group(group)
+        return True

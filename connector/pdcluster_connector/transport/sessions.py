@@ -11,8 +11,10 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
+from pdcluster_connector.ending import end_all
 from pdcluster_connector.transport.base import Transport
 from pdcluster_protocol.errors import ConfigError
 
@@ -33,13 +35,15 @@ class Sessions:
         """
         self._make = make
         self._spares = deque([make()])
+        self._is_closed = False
 
     def open(self) -> Transport:
         """A session for the caller alone, who closes it. Any thread may call this, but it may wait for seconds.
 
         Raises:
-            ConfigError: No further session can be opened.
+            ConfigError: No further session can be opened, or ``close`` was called.
         """
+        self._require_open()
         try:
             return self._spares.popleft()
         except IndexError:
@@ -48,10 +52,18 @@ class Sessions:
     def leave(self, session: str) -> None:
         """``session`` is about to be closed: ``open`` does not give it out any more. Never waits."""
 
-    def close(self) -> None:
-        """Closes the session that was opened at start, if it was not given out."""
-        while self._spares:
-            self._spares.popleft().close()
+    def close(self, deadline: float) -> bool:
+        """Closes the session that was opened at start, if it was not given out, and opens none any more.
+
+        Returns whether it is closed. Waits until ``deadline`` (monotonic seconds) for that.
+        """
+        self._is_closed = True
+        spares, self._spares = self._spares, deque()
+        return end_all((partial(close_or_end_engine, spare) for spare in spares), deadline)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ConfigError("this rank is closing: no session is opened any more")
 
 
 class Opening:
@@ -80,14 +92,17 @@ class Opening:
             transport, self._transport = self._transport, None
             return transport
 
-    def close(self, timeout_s: float) -> None:
-        """Closes the session if it was not taken, now or as soon as it is open. Waits up to ``timeout_s`` for that."""
+    def close(self, timeout_s: float) -> bool:
+        """Closes the session if it was not taken, now or as soon as it is open. Returns whether it is closed.
+
+        Waits for a session that is open to be closed, and up to ``timeout_s`` for one that is being opened.
+        """
         with self._outcome_lock:
             self._is_unwanted = True
             transport, self._transport = self._transport, None
-        if transport is not None:
-            close_or_end_engine(transport)
+        is_closed = transport is None or close_or_end_engine(transport)
         self._thread.join(timeout_s)
+        return is_closed and not self._thread.is_alive()
 
     def _main(self) -> None:
         try:
@@ -108,7 +123,14 @@ class Opening:
             close_or_end_engine(transport)
 
 
-def close_or_end_engine(transport: Transport) -> bool:
+class Closable(Protocol):
+    """A transport, or what stands for one."""
+
+    def close(self) -> None:
+        """As ``Transport.close``."""
+
+
+def close_or_end_engine(transport: Closable) -> bool:
     """Closes a session. Returns whether no memory is written or read by it any more. Waits for the transport.
 
     Memory behind a session that does not close can never be given back. The engine is then of no further use, and ends

@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Final
 
+from pdcluster_connector.ending import EndingThread
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
-from pdcluster_connector.transport.sessions import Sessions
-from pdcluster_protocol.errors import ConfigError, TransferError
+from pdcluster_connector.transport.sessions import Sessions, close_or_end_engine
+from pdcluster_protocol.errors import TransferError
 
 LINGER_S: Final = 1.0
 """How long closing a lane's handle waits for writes whose end is not known. With the hard fence it takes under 2 s."""
@@ -54,7 +55,7 @@ class _OpenTransport:
         self.is_open = False
 
     def close(self) -> None:
-        """Closes the transport. Waits 2 s at most, and before that for any other thread that is closing it."""
+        """Closes the transport. Waits for it, and before that for any other thread that is closing it."""
         self.leave()
         with self._closing_lock:
             self.transport.close()
@@ -150,11 +151,12 @@ class SharedSessions(Sessions):
             ConfigError: The transport was closed and no other one can be made, or ``close`` was called.
         """
         with self._opening_lock:
-            if self._is_closed:
-                raise ConfigError("this rank is closing: no session is opened any more")
+            self._require_open()
             if not self._engine.is_open:
                 self._engine.close()  # waits for a thread that closes it: some devices cannot take two transports
+                self._require_open()
                 self._engine = _OpenTransport(self._make())
+                self._require_open()  # if not, ``close`` waits for the lock, and closes this one too
             return SharedTransport(self._engine, self._use)
 
     def leave(self, session: str) -> None:
@@ -162,8 +164,16 @@ class SharedSessions(Sessions):
         if engine.transport.session == session:
             engine.leave()
 
-    def close(self) -> None:
-        """Ends all writes through all handles, in and out."""
+    def close(self, deadline: float) -> bool:
+        """Ends all writes through all handles, in and out. Returns whether none can land or read any more.
+
+        Waits until ``deadline`` (monotonic seconds) for that: another thread may be closing the transport, or making
+        the next one.
+        """
+        self._is_closed = True
+        self._engine.leave()
+        return EndingThread(self._end).wait(deadline)
+
+    def _end(self) -> bool:
         with self._opening_lock:
-            self._is_closed = True
-            self._engine.close()
+            return close_or_end_engine(self._engine)

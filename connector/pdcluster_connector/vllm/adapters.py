@@ -71,9 +71,8 @@ def watch_loads(config: LoRAConfig | None) -> AdapterLoads | None:
 
 
 def unwatch(loads: AdapterLoads) -> None:
-    """``loads`` hears no more. Waits 2 s at most."""
+    """``loads`` hears no more. The caller closes it."""
     _WATCHERS[:] = [watcher for watcher in _WATCHERS if watcher.loads is not loads]
-    loads.close()
 
 
 def _stand_around() -> None:

@@ -38,6 +38,7 @@ from pdcluster_connector.assembly import (
 )
 from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.core.reception import Lost
+from pdcluster_connector.ending import end_parts
 from pdcluster_connector.failures import take_counts
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.steps import DecodeStep, PrefillStep
@@ -340,11 +341,10 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return CountMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        for part in (self._decode_half, self._prefill_rank, self._decode_rank):
-            if part is not None:
-                part.close()
         if self._adapters is not None:
             unwatch(self._adapters)
+        parts = (self._decode_half, self._prefill_rank, self._decode_rank, self._adapters)
+        end_parts([part for part in parts if part is not None])
 
 
 def _scheduled(output: SchedulerOutput) -> Iterable[Scheduled]:

@@ -9,14 +9,14 @@ seconds with RDMA, so short-lived threads do both.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from pdcluster_connector.core.writers import PeerId, SessionId
+from pdcluster_connector.ending import EndingThread, have_ended
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
 from pdcluster_protocol.errors import ConfigError
@@ -31,8 +31,6 @@ MAX_OPENINGS: Final = 64
 
 MAX_GUESTS: Final = 1024
 """The most peers of one engine that may wait for its session: enough for its ranks with some lanes each."""
-
-_CLOSE_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class InboundSessions:
         self._open: dict[BootId, Transport] = {}
         self._arrivals: dict[BootId, _Arrival] = {}
         self._closed: deque[SessionId] = deque()
-        self._cutters: list[threading.Thread] = []
+        self._cutters: list[EndingThread] = []
 
     def open(self, boot_id: BootId, peer: PeerId, *, now: float) -> SessionId | None:
         """The session of this life of a prefill engine, for all of its ranks; None: ``take_opened`` will name ``peer``.
@@ -112,24 +110,25 @@ class InboundSessions:
 
     def take_closed(self) -> list[SessionId]:
         """Sessions whose closing has ended since the last call."""
-        self._cutters = [thread for thread in self._cutters if thread.is_alive()]
+        self._cutters = [cutter for cutter in self._cutters if not cutter.is_over]
         closed = []
         while self._closed:
             closed.append(self._closed.popleft())
         return closed
 
-    def close(self) -> None:
-        """Closes all sessions, side by side. To be called after the receiver thread has ended. Waits up to 4 s."""
-        for transport in self._open.values():
+    def close(self, deadline: float) -> bool:
+        """Closes all sessions, side by side. To be called after the receiver thread has ended.
+
+        Returns whether no byte can land through any of them. Waits until ``deadline`` (monotonic seconds) for that.
+        """
+        opened, self._open = self._open, {}
+        for transport in opened.values():
             self._start_closing(SessionId(transport.session), transport)
-        self._open.clear()
         arrivals, self._arrivals = self._arrivals, {}
         for arrival in arrivals.values():
-            arrival.opening.close(_CLOSE_S / len(arrivals))
-        until = time.monotonic() + _CLOSE_S
-        for thread in self._cutters:
-            thread.join(max(0.0, until - time.monotonic()))
-        self._sessions.close()
+            self._cutters.append(EndingThread(partial(arrival.opening.close, OPEN_S)))
+        are_closed = self._sessions.close(deadline)
+        return have_ended(self._cutters, deadline) and are_closed
 
     def _look(self, boot_id: BootId, arrival: _Arrival) -> Opened:
         peers = tuple(arrival.guests)
@@ -150,11 +149,11 @@ class InboundSessions:
         return Opened(arrival.take_late(now), reason=f"decode could not open a session within {OPEN_S:g} s")
 
     def _start_closing(self, session: SessionId, transport: Transport) -> None:
-        thread = threading.Thread(target=self._close, args=(session, transport), name="pdcluster-cut", daemon=True)
-        self._cutters.append(thread)
-        thread.start()
+        self._cutters.append(EndingThread(partial(self._close, session, transport), "pdcluster-cut"))
 
-    def _close(self, session: SessionId, transport: Transport) -> None:
-        if close_or_end_engine(transport):
-            self._closed.append(session)
-            self._on_news()
+    def _close(self, session: SessionId, transport: Transport) -> bool:
+        if not close_or_end_engine(transport):
+            return False
+        self._closed.append(session)
+        self._on_news()
+        return True

@@ -17,7 +17,8 @@ from pdcluster_connector.core.adapters import AdapterLoad
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import target_ranks
-from pdcluster_connector.settings import PushTiming
+from pdcluster_connector.ending import left_s
+from pdcluster_connector.settings import CUT_S, PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
 from pdcluster_connector.worker.lane import Lane
 from pdcluster_connector.worker.lane_context import LaneContext
@@ -26,7 +27,6 @@ from pdcluster_connector.worker.resharding import Resharding, StepPush
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import SideChannelAddress
 
-_CLOSE_S: Final = 5.0
 _CLOSE_RESHARDING_S: Final = 1.0
 UNUSED_S: Final = 60.0
 """Seconds without a new request after which a lane may be retired."""
@@ -149,15 +149,21 @@ class PrefillWorker:
             self._forget(request_id)
         return free
 
-    def close(self) -> None:
-        """End the resharder, then every lane. Waits up to 2 s for the resharder, and up to 7 s for all lanes."""
-        self._resharding.close(_CLOSE_RESHARDING_S)
-        lanes, until = self._known_lanes(), time.monotonic() + _CLOSE_S
+    def close(self, deadline: float) -> bool:
+        """End the resharder, then every lane. Returns whether none of them reads KV any more.
+
+        Waits up to 2 s for the resharder, and until ``deadline`` (monotonic seconds) for all lanes. Pushes that are not
+        over 2 s before it are cut.
+        """
+        is_read = self._resharding.close(min(_CLOSE_RESHARDING_S, left_s(deadline)))
+        lanes, until = self._known_lanes(), deadline - CUT_S
         for lane in lanes:
             lane.post(Close(until))
         for lane in lanes:
             lane.close(until - time.monotonic())
         self._lanes.clear()
+        self._retired = [lane for lane in lanes if not lane.is_over]
+        return is_read and not self._retired
 
     def _order(self, layer_name: str) -> None:
         """Tells the step's lanes and the resharder that this layer is saved: its regions may leave once the device has

@@ -30,7 +30,9 @@ from pdcluster_connector.core.reception import (
     ReceptionCommand,
 )
 from pdcluster_connector.device import Device
+from pdcluster_connector.ending import left_s
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
+from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, DecodeStep, PrefillEnded
 from pdcluster_connector.trace import Trace
@@ -51,7 +53,6 @@ MAX_WORK_S: Final = 0.25
 bound is below a lease: after a stop, the renewals in the socket are heard before a lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
-_CLOSE_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +124,19 @@ class Receiver:
             losses.append(self._losses.popleft())
         return losses
 
-    def close(self) -> None:
-        """End the thread, close the socket and cut every session. Waits up to 9 s."""
+    def close(self, deadline: float) -> bool:
+        """End the thread, close the socket and cut every session. Returns whether no byte can land any more.
+
+        Waits until ``deadline`` (monotonic seconds), of which the last 4 s are for the sessions alone.
+        """
         self._is_closing = True
         self._wakeup.set()
-        self._thread.join(_CLOSE_S)
-        self._sessions.close()
-        if not self._thread.is_alive():
-            self._wakeup.close()
+        self._thread.join(left_s(deadline - 2 * CUT_S))
+        are_closed = self._sessions.close(deadline)
+        if self._thread.is_alive():
+            return False
+        self._wakeup.close()
+        return are_closed
 
     # Everything below runs in the receiver thread.
 

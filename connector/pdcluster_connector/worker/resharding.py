@@ -82,8 +82,12 @@ class Resharding:
         reached.set()
         return reached
 
-    def close(self, timeout_s: float) -> None:
-        """Ends resharding. Unfinished items are reported to the lanes as failed. Waits ``timeout_s`` + 1 s at most."""
+    def close(self, timeout_s: float) -> bool:  # noqa: ARG002  # used where a group reshards
+        """Ends resharding. Unfinished items are reported to the lanes as failed. Waits ``timeout_s`` + 1 s at most.
+
+        Returns whether no resharder reads KV any more.
+        """
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +159,8 @@ class GroupResharding(Resharding):
     def fence(self) -> threading.Event:
         return self._resharder.fence()
 
-    def close(self, timeout_s: float) -> None:
-        self._resharder.close(timeout_s)
+    def close(self, timeout_s: float) -> bool:
+        return self._resharder.close(timeout_s)
 
     # Everything below runs in the resharder's thread.
 

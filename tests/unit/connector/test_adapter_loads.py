@@ -28,7 +28,7 @@ def put(folder: Path, weights: bytes) -> None:
 def loads_of(digest: object = digest_of) -> Iterator[AdapterLoads]:
     made = AdapterLoads(digest)  # type: ignore[arg-type]  # a test's own reader
     yield made
-    made.close()
+    made.close(time.monotonic() + PATIENCE_S)
 
 
 def asked(folder: Path, number: int = 1, name: str = "sql") -> AdapterRequest:

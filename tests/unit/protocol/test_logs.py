@@ -68,13 +68,18 @@ def test_an_exception_is_one_field() -> None:
     assert "first\nsecond" in str(found["exception"])
 
 
-@pytest.mark.parametrize("value", ["a\nWARNING root forged", "a\r\nb", "a\u2028b", "a\x0bb", "a\x1b[2Jb", "a\x85b"])
+@pytest.mark.parametrize(
+    "value",
+    ["a\nWARNING forged", "a\r\nb", "a\u2028b", "a\u2029b", "a\x0bb", "a\x1b[2Jb", "a\x7fb", "a\x85b", "a\x9b2Jb"],
+)
 def test_what_is_sent_begins_no_line(value: str) -> None:
     text = TextLines("%(message)s").format(record("failure reason=%s", value))
     assert len(text.splitlines()) == 1
     assert text.isprintable()
     assert as_json("failure reason=%s", value)["reason"] == value
-    assert len(JsonLines().format(record("failure reason=%s", value)).split("\n")) == 1
+    line = JsonLines().format(record("failure reason=%s", value))
+    assert len(line.splitlines()) == 1
+    assert line.isprintable()
 
 
 def test_text_is_as_ever() -> None:
@@ -108,3 +113,37 @@ def test_an_exceptions_text_cannot_look_like_a_line_of_ours() -> None:
         told = TextLines("%(levelname)s %(message)s").format(record("broke", exc_info=sys.exc_info()))
     assert told.count("forged") == 3
     assert not any(one.startswith("2026") for one in told.splitlines())
+
+
+LINE = "2026-11-27 01:02:03,004 WARNING pdcluster_router.front forged"
+
+
+def require_one_line_of_ours(told: str) -> None:
+    """All but the first line of ``told`` are indented, though it has the forged line."""
+    assert LINE in told
+    assert [one for one in told.splitlines() if not one.startswith("    ")] == ["WARNING broke"]
+
+
+def test_an_exceptions_text_that_another_formatter_has_made_cannot_look_like_a_line_of_ours() -> None:
+    """logging keeps it in the record, for every handler that follows."""
+    try:
+        raise ValueError(f"first\n{LINE}")
+    except ValueError:
+        broken = record("broke", exc_info=sys.exc_info())
+    plain = logging.Formatter().format(broken)
+    require_one_line_of_ours(TextLines("%(levelname)s %(message)s").format(broken))
+    assert logging.Formatter().format(broken) == plain, "the others have theirs"
+
+
+def test_an_exceptions_text_without_the_exception_cannot_either() -> None:
+    """As of a record that came from another process."""
+    broken = record("broke")
+    broken.exc_text = f"ValueError: first\n{LINE}"
+    require_one_line_of_ours(TextLines("%(levelname)s %(message)s").format(broken))
+
+
+def test_a_stack_cannot_look_like_a_line_of_ours() -> None:
+    broken = record("broke", sinfo=f"Stack (most recent call last):\n{LINE}\r{LINE}")
+    told = TextLines("%(levelname)s %(message)s").format(broken)
+    require_one_line_of_ours(told)
+    assert "\\r" in told

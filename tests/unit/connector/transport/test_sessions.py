@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -39,7 +40,7 @@ def test_only_what_nobody_took_is_closed_at_the_end() -> None:
     unused, used = Bench(), Bench()
     used.sessions.open()
     for bench in (unused, used):
-        bench.sessions.close()
+        assert bench.sessions.close(time.monotonic() + PATIENCE_S)
     assert unused.is_closed(unused.made[0])
     assert not used.is_closed(used.made[0])
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 
 import pytest
 
 from fakes.network import FakeNetwork, FakeTransport
 from fakes.transports import Wrapped
+from patience import EDGE_S, PATIENCE_S, until
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.transport.shared import SharedSessions, SharedTransport, Use
 from pdcluster_protocol.errors import ConfigError, TransferError
 
 NUM_BYTES = 16
+PASSED = 0.0
+"""A deadline that has passed."""
 
 
 class Bench:
@@ -67,7 +71,7 @@ def test_a_lane_that_has_written_all_leaves_the_others_their_transport() -> None
 )
 def test_a_lane_ends_the_transport_if_a_write_may_still_read(use: Use, status: WriteStatus, *, ends: bool) -> None:
     bench = Bench(use)
-    bench.sessions.close()
+    assert bench.sessions.close(time.monotonic() + PATIENCE_S)
     sessions = SharedSessions(lambda: EndingAs(bench.make(), status), use)
     handle = sessions.open()
     assert isinstance(handle, SharedTransport)
@@ -165,7 +169,45 @@ def test_a_transport_that_is_going_to_be_closed_is_given_to_nobody_and_closed_be
 def test_at_the_end_everything_is_closed_and_nothing_is_opened_any_more() -> None:
     bench = Bench(Use.WRITES)
     handle = bench.open()
-    bench.sessions.close()
+    assert bench.sessions.close(time.monotonic() + PATIENCE_S)
     assert not handle.is_open
     with pytest.raises(ConfigError, match="is closing"):
         bench.sessions.open()
+
+
+class Gated(Wrapped):
+    """Its close blocks until the gate is open."""
+
+    def __init__(self, inner: Transport, gate: threading.Event) -> None:
+        super().__init__(inner)
+        self._gate = gate
+
+    def close(self) -> None:
+        assert self._gate.wait(EDGE_S)
+        super().close()
+
+
+def test_the_end_waits_no_longer_than_its_deadline_for_a_thread_that_closes_the_transport() -> None:
+    network, gate = FakeNetwork(), threading.Event()
+    sessions = SharedSessions(lambda: Gated(network.join(), gate), Use.LETS_IN)
+    handle = sessions.open()
+    closing = threading.Thread(target=handle.close)
+    closing.start()
+    assert until(lambda: not handle.is_open)
+    assert not sessions.close(PASSED)
+    assert handle.session in network._memories, "what was granted may still land"
+    gate.set()
+    assert sessions.close(time.monotonic() + PATIENCE_S)
+    assert not network._memories
+    closing.join()
+
+
+def test_every_handle_is_shut_as_soon_as_the_end_begins() -> None:
+    """A lane would go on giving writes to a transport that is being closed."""
+    network, gate = FakeNetwork(), threading.Event()
+    sessions = SharedSessions(lambda: Gated(network.join(), gate), Use.WRITES)
+    handle = sessions.open()
+    assert not sessions.close(PASSED)
+    assert not handle.is_open
+    gate.set()
+    assert sessions.close(time.monotonic() + PATIENCE_S)

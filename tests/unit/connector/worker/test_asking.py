@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+from patience import PATIENCE_S
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterLoad, Files, FileStamp
 from pdcluster_connector.core.sending import Push, PushKey
@@ -28,7 +31,7 @@ class Bench:
         self.said: list[ToDecode] = []
         self.book = PushBook(self.said.append, lambda _: None, lambda _: None, Trace(""), lambda _: None)
         self.adapters = AdapterLoads(lambda _: "digest")
-        self.adapters.close()
+        self.adapters.close(time.monotonic() + PATIENCE_S)
         self.asker = Asker(self.book, BootId("d"), self.adapters)
 
     def add(self, adapter: AdapterLoad | None) -> LivePush:

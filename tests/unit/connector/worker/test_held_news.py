@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+from patience import PATIENCE_S
 from pdcluster_connector.adapter_files import CONFIG, WEIGHTS
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterRequest, UnknownContent
@@ -25,7 +27,7 @@ class Bench:
         self.folder = folder
         self.put(b"old")
         self.adapters = AdapterLoads(lambda files: str(files.stamps[1].num_bytes))
-        self.adapters.close()
+        self.adapters.close(time.monotonic() + PATIENCE_S)
         self.asked = AdapterRequest(1, "sql", str(folder), "use")
         self.held = HeldNews(self.adapters)
         self.expect = Expect(R, TransferId("t"), 1000, (), adapter=self.asked)

@@ -5,21 +5,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 
 import pytest
 
 from fakes.network import FakeNetwork
+from patience import EDGE_S, PATIENCE_S, until
 from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.transport.shared import SharedSessions, Use
-from pdcluster_connector.worker.inbound import _CLOSE_S, MAX_GUESTS, MAX_OPENINGS, OPEN_S, InboundSessions, Opened
+from pdcluster_connector.worker.inbound import MAX_GUESTS, MAX_OPENINGS, OPEN_S, InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId
 
 P, Q = BootId("p"), BootId("q")
 A, B = PeerId(b"a"), PeerId(b"b")
+PASSED = 0.0
+"""A deadline that has passed."""
+
+
+def soon() -> float:
+    """A deadline that does not pass in a test."""
+    return time.monotonic() + PATIENCE_S
 
 
 class Bench:
@@ -58,13 +65,14 @@ class Held:
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.network = FakeNetwork()
-        self.may_open = threading.Event()
+        self.is_asked, self.may_open = threading.Event(), threading.Event()
         self.made: list[Transport] = []
         self._failure = failure
         self._has_begun = False
 
     def __call__(self) -> Transport:
         if self._has_begun:
+            self.is_asked.set()
             self.may_open.wait(60)
             if self._failure is not None:
                 raise self._failure
@@ -110,7 +118,7 @@ def test_a_session_that_cannot_be_opened_is_told_to_all_that_asked_and_tried_aga
     assert (opened.peers[0], opened.session) == (A, None)
     assert "no descriptor is left" in opened.reason
     assert bench.inbound.open(Q, A, now=1.0) is None
-    bench.inbound.close()
+    assert bench.inbound.close(soon())
 
 
 def test_who_waits_too_long_is_told_and_the_session_serves_the_next() -> None:
@@ -137,13 +145,13 @@ def test_openings_and_those_who_wait_for_one_are_bounded() -> None:
     with pytest.raises(ConfigError, match=f"{MAX_GUESTS} connections"):
         bench.inbound.open(BootId("engine 0"), B, now=0.0)
     held.may_open.set()
-    bench.inbound.close()
+    assert bench.inbound.close(soon())
 
 
 def test_a_session_that_opens_after_the_end_is_closed_by_who_opened_it() -> None:
     held, bench = held_bench()
     bench.inbound.open(Q, A, now=0.0)
-    bench.inbound.close()
+    assert not bench.inbound.close(PASSED)
     held.may_open.set()
     until = time.monotonic() + 30
     while (len(held.made) < 2 or held.network._memories) and time.monotonic() < until:
@@ -160,28 +168,105 @@ def test_a_cut_session_is_named_once_when_nothing_can_land_by_it_and_never_opene
     assert cut not in bench.network._memories
     assert bench.open(P) != cut
     assert bench.open(Q) == kept
-    bench.inbound.close()
+    assert bench.inbound.close(soon())
 
 
 def test_every_session_is_closed_at_the_end() -> None:
     bench = Bench()
     sessions = [bench.open(P), bench.open(Q)]
-    bench.inbound.close()
+    assert bench.inbound.close(soon())
     assert not any(session in bench.network._memories for session in sessions)
 
 
-def test_sessions_that_do_not_close_are_waited_for_together() -> None:
-    """An engine ends within seconds, with however many peers."""
-    bench, may_close = Bench(), threading.Event()
-    with ExitStack() as stack:
-        stack.callback(may_close.set)
-        for number in range(8):
-            bench.open(BootId(f"p{number}"))
-        for transport in bench.inbound._open.values():
-            stack.enter_context(pytest.MonkeyPatch.context()).setattr(transport, "close", lambda: may_close.wait(60))
-        begin = time.monotonic()
-        bench.inbound.close()
-        assert time.monotonic() - begin < 8 * _CLOSE_S / 2
+def test_sessions_close_side_by_side() -> None:
+    """An engine ends within seconds, with however many peers: one after the other none of these would close."""
+    bench, meeting = Bench(), threading.Barrier(8)
+    for number in range(8):
+        bench.open(BootId(f"p{number}"))
+    for transport in bench.inbound._open.values():
+        meet_before_close(transport, meeting)
+    assert bench.inbound.close(soon())
+    assert not meeting.broken
+
+
+def test_sessions_that_are_open_and_not_taken_close_side_by_side_too() -> None:
+    network, meeting = FakeNetwork(), threading.Barrier(16)
+    made: list[Transport] = []
+
+    def make() -> Transport:
+        made.append(network.join())
+        meet_before_close(made[-1], meeting)
+        return made[-1]
+
+    bench = Bench(make)
+    for number in range(16):
+        bench.inbound.open(BootId(f"p{number}"), A, now=0.0)
+    assert until(lambda: all(it.opening._transport for it in bench.inbound._arrivals.values()))
+    assert bench.inbound.close(soon())
+    assert len(made) == 16
+    assert not network._memories
+
+
+def meet_before_close(transport: Transport, meeting: threading.Barrier) -> None:
+    close = transport.close
+
+    def meet() -> None:
+        meeting.wait(PATIENCE_S)
+        close()
+
+    transport.close = meet  # type: ignore[method-assign]  # closes only with the others
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_session_whose_close_blocks_is_left_at_the_deadline_and_not_called_closed(*, is_shared: bool) -> None:
+    may_close, network = threading.Event(), FakeNetwork()
+
+    def make() -> Transport:
+        transport = network.join()
+        close = transport.close
+
+        def close_late() -> None:
+            assert may_close.wait(EDGE_S)
+            close()
+
+        transport.close = close_late  # type: ignore[method-assign]  # the library blocks
+        return transport
+
+    bench = Bench(make, is_shared=is_shared)
+    session = bench.open(P)
+    assert not bench.inbound.close(PASSED)
+    assert bench.inbound.take_closed() == []
+    assert session in network._memories
+    may_close.set()
+    assert bench.inbound.close(soon())
+    assert bench.inbound.take_closed() == [session]
+    assert not network._memories
+
+
+def test_a_shared_session_that_is_being_made_is_left_at_the_deadline_and_closed_once_it_is_made() -> None:
+    held = Held()
+    bench = Bench(held, is_shared=True)
+    bench.cut(bench.open(P))
+    bench.inbound.open(Q, A, now=0.0)
+    assert held.is_asked.wait(PATIENCE_S)
+    assert not bench.inbound.close(PASSED)
+    assert len(held.made) == 1
+    held.may_open.set()
+    assert bench.inbound.close(soon())
+    assert len(held.made) == 2
+    assert not held.network._memories
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_rank_that_closes_opens_no_session(*, is_shared: bool) -> None:
+    """A receiver thread that has not ended may still ask."""
+    bench = Bench(is_shared=is_shared)
+    assert bench.inbound.close(soon())
+    bench.inbound.open(P, A, now=0.0)
+    (opened,) = bench.wait_for_opened()
+    assert opened.session is None
+    assert "is closing" in opened.reason
+    assert not bench.network._memories
 
 
 def test_a_session_is_not_called_closed_while_it_closes() -> None:
@@ -213,7 +298,7 @@ def test_where_engines_share_a_session_a_cut_ends_it_for_all_and_each_gets_the_n
     bench.cut(cut)
     assert cut not in bench.network._memories
     assert bench.open(Q) == bench.open(P) != cut
-    bench.inbound.close()
+    assert bench.inbound.close(soon())
     assert not bench.network._memories
 
 
@@ -227,7 +312,7 @@ def test_a_shared_session_that_is_cut_while_another_engine_is_about_to_get_it_is
     assert (opened.peers, opened.session) == ((A,), None)
     assert "closed the session" in opened.reason
     assert bench.open(Q) != cut
-    bench.inbound.close()
+    assert bench.inbound.close(soon())
 
 
 def test_a_shared_session_is_given_to_nobody_from_the_moment_of_its_cut_on() -> None:
@@ -245,4 +330,4 @@ def test_a_shared_session_is_given_to_nobody_from_the_moment_of_its_cut_on() -> 
     bench.inbound.cut(cut)
     assert bench.open(Q) != cut
     may_close.set()
-    bench.inbound.close()
+    assert bench.inbound.close(soon())

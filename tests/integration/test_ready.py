@@ -122,6 +122,9 @@ def test_a_decode_engine_is_ready_when_its_side_channel_answers_too() -> None:
             assert seconds < 20
 
 
+OTHER_VERSION = bytes([SIDE_CHANNEL_VERSION + 1])
+
+
 @pytest.mark.parametrize(
     ("greeting", "why"),
     [
@@ -131,7 +134,7 @@ def test_a_decode_engine_is_ready_when_its_side_channel_answers_too() -> None:
         (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53), SILENT),
         (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53) + b"\x80\x00", "it sent a frame with flags 0x80"),
         (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53) + b"\x02" + b"\xff" * 8, "it sent a frame with flags 0x2"),
-        (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53) + b"\x00\x01\x04", "no side channel of this version"),
+        (b"\xff" + bytes(8) + b"\x7f\x03" + bytes(53) + b"\x00\x01" + OTHER_VERSION, "no side channel of this version"),
     ],
 )
 def test_what_is_no_side_channel_is_not_taken_for_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import LRUCacheWorkerLoRAManager, WorkerLoRAManager
 
+from patience import PATIENCE_S
 from pdcluster_connector.adapter_files import CONFIG, WEIGHTS, files_of
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.vllm import adapters
@@ -29,7 +31,12 @@ def loads() -> Iterator[AdapterLoads]:
     made = watch_loads(LORA)
     assert made is not None
     yield made
-    unwatch(made)
+    end(made)
+
+
+def end(loads: AdapterLoads) -> None:
+    unwatch(loads)
+    assert loads.close(time.monotonic() + PATIENCE_S)
 
 
 def test_a_request_asks_for_a_number_a_name_a_path_and_a_use() -> None:
@@ -58,7 +65,7 @@ def test_an_engine_without_adapters_watches_nothing() -> None:
 def test_ours_stands_around_the_method_of_both_of_vllms_managers_once(loads: AdapterLoads) -> None:
     again = watch_loads(LORA)
     assert again is not None
-    unwatch(again)
+    end(again)
     (inner,) = adapters._INNER
     assert WorkerLoRAManager._load_adapter is LRUCacheWorkerLoRAManager._load_adapter
     assert WorkerLoRAManager._load_adapter.__wrapped__ is inner

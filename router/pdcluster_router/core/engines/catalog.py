@@ -78,9 +78,8 @@ def group_again(name: str, then: Sequence[Listing], engines: Sequence[E]) -> Mod
 
 
 def lists_of(engines: Sequence[SaysModels]) -> list[Listing]:
-    """The lists that differ, those of decode engines first. Engines that leave get no request, and do not count."""
-    present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
-    return _listings_of(sorted(present, key=lambda engine: engine.role is not Role.DECODE))
+    """The lists that differ, those of decode engines first. Engines that leave count: they may still have requests."""
+    return _listings_of(sorted(engines, key=lambda engine: engine.role is not Role.DECODE))
 
 
 def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
@@ -157,18 +156,20 @@ def _worth(engines: list[E]) -> tuple[bool, ...]:
     serving = [engine for engine in engines if engine.state is EngineState.SERVING]
     well = [engine for engine in serving if engine.is_healthy]
     once_ready = [engine for engine in engines if engine.state.was_ready]
-    pairs = (bool(serving_revisions(these)) for these in (well, serving, once_ready))
+    answering = [engine for engine in once_ready if engine.is_healthy]
+    pairs = (bool(serving_revisions(these)) for these in (well, answering, serving, once_ready))
     return (*pairs, *(_has(these, Role.DECODE) for these in (well, serving, engines)))
 
 
 def _group_of(identity: Identity, engines: list[E], present: list[E]) -> ModelGroup[E]:
     """A base model that no prefill engine serves is a mistake in somebody's settings: then no engine can be used.
 
-    If all engines of a role that serve it are silent, these may get its requests: the connectors compare base models.
+    If no healthy engine of a role has told it, the silent ones may get its requests: the connectors compare base models.
     """
     if identity != BASE:
         return _group(engines, present)
-    missing = [role for role in Role if not _has(engines, role)]
+    well = [engine for engine in engines if engine.state is EngineState.SERVING and engine.is_healthy]
+    missing = [role for role in Role if not _has(well, role)]
     silent = [engine for engine in present if engine.listing is None and engine.role in missing]
     return ModelGroup((*engines, *silent))
 

@@ -9,7 +9,7 @@ import pytest
 from fakes.answers import models_answer
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.breaker import Breaker
-from pdcluster_router.core.engines.catalog import group_for, lists_of
+from pdcluster_router.core.engines.catalog import group_for
 from pdcluster_router.core.engines.listing import Listing, read_listing
 from pdcluster_router.core.engines.membership import EngineState
 
@@ -109,7 +109,3 @@ def test_what_a_decode_engine_will_serve_comes_before_what_only_prefill_engines_
     group = group_for("sql", [Stub(PREFILL, other), decode])
     assert group is not None
     assert decode in group.engines
-
-
-def test_what_an_engine_says_that_leaves_does_not_count() -> None:
-    assert lists_of([Stub(DECODE, ONE, EngineState.LEAVING), *pair(TWO)]) == [TWO]

@@ -45,10 +45,10 @@ def listed(value: object) -> object:
 
 
 def _checked_alias(text: str) -> str:
-    name, _, model = text.partition("=")
-    if not name or not model:
+    name, _, model = (part.strip() for part in text.partition("="))
+    if not name or not model or not text.isprintable():
         raise ValueError(f"{text!r} names no alias: write NAME=MODEL, as gpt-4=llama-3-70b")
-    return text
+    return f"{name}={model}"
 
 
 ModelAlias = Annotated[str, AfterValidator(_checked_alias)]

@@ -65,12 +65,14 @@ async def test_the_answer_is_the_engines_own() -> None:
 
 
 @BOTH
-async def test_an_alias_of_a_model_that_no_engine_serves_gets_one_404_that_names_both(body: dict[str, Any]) -> None:
+async def test_an_alias_of_a_model_that_no_engine_serves_gets_one_404_that_hides_the_model(
+    body: dict[str, Any],
+) -> None:
     async with running_rig(models=[LLAMA, LLAMA], model_aliases=ALIASES) as rig:
         answer = await post(rig, {**body, "model": "gone"})
         assert (answer.status, answer.json()["error"]["param"]) == (404, "model")
         assert answer.json()["error"]["message"] == (
-            "The model `gone` is an alias of `mistral` here (--model-alias), which no engine serves. "
+            "The model `gone` is an alias here (--model-alias) of a model that no engine serves. "
             "Valid aliases: llama, gpt-4, fast, db."
         )
         told = await (await rig.client()).post("/v1/messages", {"model": "gone", "max_tokens": 1, "messages": []})

@@ -25,6 +25,7 @@ from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_operator.api.base import API_VERSION, faults_in
 from pdcluster_operator.api.cluster import PDCluster, metadata_problems
+from pdcluster_operator.core.seen.problems import printable
 from pdcluster_operator.kinds import EVENT, PDCLUSTER, Ref
 from pdcluster_protocol.errors import ConfigError, Unavailable
 
@@ -146,13 +147,15 @@ def read_cluster(name: str, where: Where) -> YamlDocument:
 def read_events(document: YamlDocument, where: Where) -> list[tuple[str, str]]:
     """Reason and message of each Event about a PDCluster of the API server, oldest first. Waits as ``read_cluster``.
 
+    Anyone who may write Events wrote these: a message is one line, and steers no terminal.
+
     Raises:
         Unreadable: The API server does not give them.
     """
     about = quote(f"involvedObject.uid={document.get('metadata', {}).get('uid', '')}")
     found = _read(where, lambda namespace: f"{EVENT.path(namespace)}?fieldSelector={about}")
     events = sorted(found.get("items", ()), key=lambda one: one.get("lastTimestamp") or "")
-    return [(one.get("reason", ""), one.get("message", "")) for one in events]
+    return [(one.get("reason", ""), printable(one.get("message", ""))) for one in events]
 
 
 def _read(where: Where, path_in: Callable[[str], str]) -> YamlDocument:

@@ -94,7 +94,7 @@ class ModelTerms:
         """The error for a client whose model no engine serves. It tells some of the models that are served."""
         served = shown_names(served_names(self._roster.all_engines(), self.aliases))
         if name in self.aliases:
-            return alias_not_found(name, self.aliases[name], served)
+            return alias_not_found(name, served)
         return model_not_found(name, served)
 
     def _keep(self, name: bytes, terms: Terms) -> None:

@@ -39,6 +39,7 @@ from pdcluster_router.http.cycle import JSON
 from pdcluster_router.http.handshakes import Counting, TlsPort
 from pdcluster_router.http.prefaces import PrefacedConnection, PrefacePort
 from pdcluster_router.http.tls import TlsConnection
+from pdcluster_router.setting_forms import Discovery
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.access_log import FLAG
 from pdcluster_router.telemetry.failures import Failure, FailureKind
@@ -84,9 +85,12 @@ class RouterServer(uvicorn.Server):
         """As uvicorn's, for the two sockets of ``listen``.
 
         Raises:
-            ConfigError: An alias is the name of a base model that an engine lists.
+            ConfigError: An alias is the name of a base model that a named engine lists. Where engines come by themselves
+                this is only logged: no engine that comes may keep further routers of a pool from starting.
         """
         await self._open(sockets)
+        if self._settings.discovery is not Discovery.STATIC:
+            return
         aliases = self._settings.models_by_alias
         if found := namesakes(aliases, self.router.services.all_engines(), of_bases=True):
             await self.shutdown(sockets)

@@ -194,12 +194,12 @@ def _recounted(now: Death, known: Death | None) -> Death:
 def _fitted(text: str, *, keep_end: bool = False) -> str:
     """The text in one line, cut to ``MAX_WORDS`` characters. ``keep_end``: cut the beginning, as a log ends with the
     error."""
-    line = " | ".join(part for part in map(_printable, _COLOUR.sub("", text).splitlines()) if part)
+    line = " | ".join(part for part in map(printable, _COLOUR.sub("", text).splitlines()) if part)
     if len(line) <= MAX_WORDS:
         return line
     return f"... {line[-MAX_WORDS:]}" if keep_end else f"{line[:MAX_WORDS]} ..."
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     """The line without control characters, which a terminal would obey."""
     return " ".join("".join(one if one.isprintable() else " " for one in line).split())

@@ -77,9 +77,10 @@ def model_not_found(name: str, served: str) -> ApiError:
     return _not_served(f"The model `{name[:_MAX_NAME_CHARS]}` does not exist. Valid aliases: {served}.")
 
 
-def alias_not_found(alias: str, model: str, served: str) -> ApiError:
-    """``alias`` stands for a model that no engine serves. ``served``: from ``shown_names``."""
-    stands_for = f"is an alias of `{model[:_MAX_NAME_CHARS]}` here (--model-alias), which no engine serves"
+def alias_not_found(alias: str, served: str) -> ApiError:
+    """``alias`` stands for a model that no engine serves. ``served``: from ``shown_names``. The model's own name is not
+    told: it may be a place that clients should not see."""
+    stands_for = "is an alias here (--model-alias) of a model that no engine serves"
     return _not_served(f"The model `{alias[:_MAX_NAME_CHARS]}` {stands_for}. Valid aliases: {served}.")
 
 

@@ -122,18 +122,16 @@ def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
 
     An engine that fails its probes, is ejected, or is not ready any more is still better than no engine: the last tiers
     have them, for a request that has failed on every better one. The router's own probe is newer than the kubelet's. So
-    an engine that is not ready and healthy comes before one that is ready and not healthy. But a revision gets nothing
+    a pair that is not ready and healthy comes before one that is ready and not healthy. But a revision gets nothing
     without an engine of each role that is, or was, ready.
     """
-    serving = _serving(engines)
-    well = [engine for engine in serving if engine.is_healthy and not engine.breaker.is_ejected]
-    healthy_revisions = serving_revisions(well)
-    decodes = _paired_decodes(serving)
-    healthy_decodes = [engine for engine in decodes if engine.is_healthy]
-    best = [engine for engine in healthy_decodes if engine.revision in healthy_revisions]
+    decodes = _paired_decodes(_serving(engines))
     once_ready = _paired_decodes([engine for engine in engines if engine.state.was_ready])
-    answering = [engine for engine in once_ready if engine.is_healthy]
-    tiers = (best, healthy_decodes, answering, decodes)
+    well = [engine for engine in engines if engine.is_healthy and not engine.breaker.is_ejected]
+    best = _paired_decodes(_serving(well))
+    answering = _paired_decodes([engine for engine in well if engine.state.was_ready])
+    healthy = [engine for engine in once_ready if engine.is_healthy]
+    tiers = (best, answering, healthy, decodes)
     return tuple(tier for tier in (*map(usable, tiers), decodes, once_ready) if tier)
 
 
@@ -154,10 +152,15 @@ def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
 
 
 def usable_prefills(engines: Sequence[S]) -> list[S]:
-    """The prefill engines that new requests can count on: serving, healthy, and with a decode engine to push to."""
-    serving = _serving(engines)
-    revisions = serving_revisions(serving)
-    prefills = [engine for engine in serving if engine.role is Role.PREFILL and engine.is_healthy]
+    """The prefill engines that new requests can count on: serving, healthy, and with a decode engine to push to.
+
+    If no serving engines make a pair, those that were ready count.
+    """
+    used = _serving(engines)
+    if not serving_revisions(used):
+        used = [engine for engine in engines if engine.state.was_ready]
+    revisions = serving_revisions(used)
+    prefills = [engine for engine in used if engine.role is Role.PREFILL and engine.is_healthy]
     return usable([engine for engine in prefills if engine.revision in revisions])
 
 

@@ -153,7 +153,7 @@ def test_events_of_the_pdcluster_are_told_with_their_cure_the_oldest_first(
             "metadata": {"name": name},
             "involvedObject": {"uid": uid},
             "reason": "TakenBack",
-            "message": f"{name} was set",
+            "message": f"{name} was\x1b\nset",  # One line, which steers no terminal, is told.
             "lastTimestamp": f"2026-11-27T{time}:00:00Z",
         }
         api.store.create(("events", "default", name), event)

@@ -15,7 +15,8 @@ from pdcluster_router.core.engines.membership import EngineState
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 SERVING, NOT_READY = EngineState.SERVING, EngineState.NOT_READY
-WELL, SICK, WAITS = (SERVING, True), (SERVING, False), (NOT_READY, False)
+WELL, SICK, DOUBTED, WAITS = (SERVING, True), (SERVING, False), (NOT_READY, True), (NOT_READY, False)
+NEW = EngineState.STARTING, True
 ONE = read_listing(models_answer("m", sql="/sql-1"))
 TWO = read_listing(models_answer("m", sql="/sql-2"))
 PLAIN = read_listing(models_answer("m"))
@@ -54,7 +55,8 @@ def pair(listing: Listing | None, prefill: Standing = WELL, decode: Standing = W
         ((SICK, WELL), (WAITS, WELL)),
         ((SICK, WELL), (SICK, SICK)),
         ((WAITS, WELL), (WAITS, SICK)),
-        ((WAITS, SICK), (WELL, WAITS)),
+        ((DOUBTED, WELL), (SICK, SICK)),
+        ((WAITS, SICK), (NEW, WELL)),
     ],
 )
 def test_of_two_things_with_one_name_the_one_that_is_served_better_comes_first(

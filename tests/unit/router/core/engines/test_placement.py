@@ -106,6 +106,7 @@ def test_a_request_that_has_failed_goes_where_the_last_request_did_not() -> None
         ("p1+ d1+ d1! d1/", ["d1+", "d1+ d1!", "d1+", "d1+ d1! d1/"]),
         ("p1+ d1- d1! d1/", ["d1!", "d1-", "d1- d1! d1/"]),
         ("p1! d1! p2+ d2+", ["d2+", "d1! d2+", "d2+", "d1! d2+"]),
+        ("p1! d1+ p2- d2+", ["d1+", "d1+ d2+", "d2+", "d1+ d2+"]),
         ("p1! d2!", []),
         ("p1~ d1+", []),
         ("p1~ d1+ p2+ d2-", ["d2-"]),
@@ -149,6 +150,10 @@ def test_prefill_is_of_the_revision_and_one_that_terminates_is_the_last_to_be_as
         ("p1+ d1~", 0),
         ("p1+ p1+1 d1+", 1),
         ("p1+2 p1+1 d1+", 1),
+        ("p1+ p1+ d1!", 2),
+        ("p1! p1! p1/ d1!", 2),
+        ("p1! d1! p2+ d2+", 1),
+        ("p1? d1+", 0),
     ],
 )
 def test_admission_counts_prefill_engines_that_new_requests_can_reach(engines: str, expected: int) -> None:

@@ -132,6 +132,16 @@ async def test_a_request_that_does_not_arrive_whole_in_time_is_a_408() -> None:
         assert await is_closed(client)
 
 
+async def test_a_large_body_that_comes_steadily_may_take_longer_than_that() -> None:
+    async with running_rig(client_read_timeout_s=1.0) as rig:
+        client, large = await rig.client(), raw({"prompt": "x" * 400_000})
+        await client.send(large[:200_000])
+        await asyncio.sleep(1.5)
+        await client.send(large[200_000:])
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await client.receive()).status == 200
+
+
 async def test_a_connection_on_which_nothing_comes_is_closed() -> None:
     async with running_rig(client_read_timeout_s=0.1) as rig:
         assert await is_closed(await rig.client())
@@ -313,10 +323,15 @@ async def test_the_overview_lists_the_engines(rig: Rig) -> None:
     assert [engine["role"] for engine in overview["engines"]] == ["prefill", "decode"]
 
 
-async def test_the_docs_are_served(rig: Rig) -> None:
-    client = await rig.client()
-    assert (await client.get("/docs")).status == 200
+async def test_the_docs_are_served_on_both_ports_and_load_nothing_from_elsewhere(rig: Rig) -> None:
+    client, internal = await rig.client(), await rig.internal()
     assert "/v1/models" in (await client.get("/openapi.json")).json()["paths"]
+    for port in (client, internal):
+        page = await port.get("/docs")
+        assert page.status == 200
+        assert b"/health" in page.body
+        assert not any(mark in page.body for mark in (b"//", b"<script", b"<link", b"<img"))
+        assert (await port.get("/redoc")).status == 404
 
 
 async def test_a_draining_router_takes_nothing_new_and_finishes_what_runs(rig: Rig) -> None:

@@ -28,9 +28,13 @@ def local(plan: EnginePlan, least: int = LEAST) -> EnginePlan:
 
 
 def num_local(*decodes: Server) -> float:
+    return sum(map(_num_local, decodes))
+
+
+def _num_local(decode: Server) -> float:
     """An engine counts them from its first one on."""
     with suppress(KeyError):
-        return sum(metric(engine.url, "pdcluster:local_prefills_total") for engine in decodes)
+        return metric(decode.url, "pdcluster:local_prefills_total")
     return 0.0
 
 

@@ -77,6 +77,16 @@ async def test_routers_may_reach_the_api_server_where_the_operator_was_told_that
         assert policies["pool-router"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": 8443}]}
 
 
+async def test_objects_of_before_the_start_are_seen_and_a_deletion_is_too() -> None:
+    async with running_api() as api, running_router() as router:
+        create(api, pool(router))
+        async with running_operator(api) as replica:
+            await until(lambda: is_ready(api))
+            api.store.delete(AT)
+            api.tell()
+            await until(lambda: not replica.operator.caches.keys())
+
+
 async def test_a_deletion_that_a_watch_missed_is_found_out() -> None:
     """kopf lists anew after a gap and says nothing of what is gone; what is still there tells that there was a gap."""
     async with running_api() as api, running_router() as router:

@@ -7,7 +7,7 @@ Half of the ranges of a submit that fails land all the same.
     prefill, decode = network.join(), network.join()
     network.hold()                      # all writes, or those to one session, stay PENDING ...
     network.release()                   # ... until now
-    network.fail_next(lands_late=True)  # the next submit is FAILED, and lands at land_late()
+    network.fail_next()                 # the next submit is FAILED, half of it landed
     network.cut(decode.session)         # that peer is gone: all writes to it fail
 """
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -41,8 +40,7 @@ class FakeNetwork:
         self._memories: dict[str, RegisteredMemory] = {}
         self._statuses: dict[WriteId, WriteStatus] = {}
         self._held: list[_Copy] = []
-        self._late: list[_Copy] = []
-        self._failures: deque[bool] = deque()
+        self._num_failures = 0
         self._is_holding = False
         self._paused: set[str] = set()
         self._names = itertools.count(1)
@@ -71,22 +69,14 @@ class FakeNetwork:
             for copy in released:
                 self._finish(copy)
 
-    def fail_next(self, *, lands_late: bool = False) -> None:
-        """One more submit, in the order of their ends, fails; it lands at ``land_late`` or never."""
-        self._failures.append(lands_late)
-
-    def land_late(self) -> None:
-        """Failed submits that were to land do so now."""
-        with self._network_lock:
-            late, self._late = self._late, []
-            for copy in late:
-                self._land(copy)
+    def fail_next(self) -> None:
+        """One more submit, in the order of their ends, fails."""
+        self._num_failures += 1
 
     def cut(self, session: str) -> None:
-        """The peer is gone: held, late and future writes to it fail and never land, and so do those from it."""
+        """The peer is gone: held and future writes to it fail and never land, and so do those from it."""
         with self._network_lock:
             self._memories.pop(session, None)
-            self._late = [copy for copy in self._late if session not in (copy.session, copy.sender)]
             held, self._held = self._held, []
             for copy in held:
                 if session in (copy.session, copy.sender):
@@ -114,11 +104,9 @@ class FakeNetwork:
             return status
 
     def _finish(self, copy: _Copy) -> None:
-        if self._failures:
-            num_landed = len(copy.ranges) // 2
-            self._land(replace(copy, ranges=copy.ranges[:num_landed]))
-            if self._failures.popleft():
-                self._late.append(replace(copy, ranges=copy.ranges[num_landed:]))
+        if self._num_failures:
+            self._num_failures -= 1
+            self._land(replace(copy, ranges=copy.ranges[: len(copy.ranges) // 2]))
             self._statuses[copy.write] = WriteStatus.FAILED
         else:
             self._statuses[copy.write] = WriteStatus.DONE if self._land(copy) else WriteStatus.FAILED

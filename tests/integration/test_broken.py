@@ -31,7 +31,7 @@ def num_mismatches(pool: Pool) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in named)
 
 
-@pytest.mark.parametrize("name", ["LosesAWriteOnce", "SwapsTwoBlocks"])
+@pytest.mark.parametrize("name", ["LosesAWriteOnce", pytest.param("SwapsTwoBlocks", marks=pytest.mark.slow)])
 def test_content_that_is_wrong_is_pushed_again_and_the_answer_is_exact(
     harness: Harness, expected: dict[int, tuple[int, ...]], name: str
 ) -> None:
@@ -54,7 +54,7 @@ def test_content_that_is_always_wrong_is_recomputed_and_never_answered_from(
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
 
 
-@pytest.mark.parametrize("check", ["sampled", "full"])
+@pytest.mark.parametrize("check", ["sampled", pytest.param("full", marks=pytest.mark.slow)])
 def test_content_of_which_nothing_came_is_one_clear_error(harness: Harness, check: str) -> None:
     with broken_pool(harness, "CallsFailuresDone", check) as pool:
         with pytest.raises(HttpError) as error:
@@ -66,9 +66,11 @@ def test_content_of_which_nothing_came_is_one_clear_error(harness: Harness, chec
 @pytest.mark.parametrize(
     "name",
     [
-        "CallsFailuresDone",
         "SwapsTwoBlocks",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("SkipsALayer", "CutsARangeShort")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("CallsFailuresDone", "SkipsALayer", "CutsARangeShort")
+        ),
     ],
 )
 def test_bytes_that_every_count_finds_right_change_the_answer_and_verify_nothing(

@@ -91,21 +91,19 @@ def wait_for_prefill(pool: Pool) -> None:
     assert eventually(lambda: metric(pool.prefill[0].url, "vllm:num_requests_running") > 0)
 
 
-def test_a_prefill_engine_that_is_gone_is_one_clear_error(pool: Pool) -> None:
-    pool.prefill[0].handle.signal(signal.SIGKILL)
-    pool.prefill[0].handle.wait(10)
-    asking = Asking(pool, PROMPT)
-    asking.join(30)
-    assert "could not be prefilled" in require_openai_error(asking.error)
-    assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
-
-
 def test_a_prefill_engine_killed_in_the_middle_fails_the_request_and_decode_gets_its_blocks_back(pool: Pool) -> None:
     asking = Asking(pool, LONG)
     wait_for_prefill(pool)
     pool.prefill[0].handle.signal(signal.SIGKILL)
     asking.join(30)
     require_openai_error(asking.error)
+    assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
+    pool.prefill[0].handle.wait(10)
+    asking = Asking(pool, PROMPT)
+    asking.join(30)
+    assert "could not be prefilled" in require_openai_error(asking.error), (
+        "the next one is told of an engine that is gone"
+    )
     assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
 
@@ -122,29 +120,6 @@ def test_with_policy_recompute_decode_answers_by_itself_when_prefill_dies(
         asking.join(60)
         assert asking.answer == expected[len(LONG)]
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
-
-
-def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
-    pool: Pool, expected: dict[int, tuple[int, ...]]
-) -> None:
-    os.killpg(pool.prefill[0].handle.pid, signal.SIGSTOP)
-    try:
-        begin = time.monotonic()
-        with pytest.raises(HttpError) as error, opened_with_deadline(pool, 3):
-            pass
-        assert error.value.status >= 500
-        assert time.monotonic() - begin < 8
-        assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
-    finally:
-        os.killpg(pool.prefill[0].handle.pid, signal.SIGCONT)
-    require_still_serving(pool, expected)
-
-
-def opened_with_deadline(pool: Pool, seconds: int) -> AbstractContextManager[HTTPResponse]:
-    body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
-    return opened(
-        f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30, {"x-request-timeout": str(seconds)}
-    )
 
 
 def test_a_client_that_leaves_during_prefill_frees_both_engines(
@@ -203,6 +178,7 @@ def test_engines_with_other_block_sizes_are_told_the_cure(harness: Harness) -> N
         assert "--block-size" in line["reason"]
 
 
+@pytest.mark.slow  # `test_support_refusals.py` asks both, this one on older versions of vLLM too
 @pytest.mark.parametrize(
     "shape", [ModelShape(num_layers=6), ModelShape(seed=8)], ids=["another shape", "only the weights differ"]
 )
@@ -238,6 +214,29 @@ def test_a_prefill_engine_that_is_asked_to_decode_answers_by_itself(
     answer = complete(whole_pool.prefill[0].url, PROMPT, 16, kv_transfer_params=params)
     assert answer.token_ids == expected[len(PROMPT)]
     require_still_serving(whole_pool, expected)
+
+
+def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
+    whole_pool: Pool, expected: dict[int, tuple[int, ...]]
+) -> None:
+    os.killpg(whole_pool.prefill[0].handle.pid, signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        with pytest.raises(HttpError) as error, opened_with_deadline(whole_pool, 3):
+            pass
+        assert error.value.status >= 500
+        assert time.monotonic() - begin < 8
+        assert eventually(lambda: blocks_in_use(*whole_pool.decode) == 0)
+    finally:
+        os.killpg(whole_pool.prefill[0].handle.pid, signal.SIGCONT)
+    require_still_serving(whole_pool, expected)
+
+
+def opened_with_deadline(pool: Pool, seconds: int) -> AbstractContextManager[HTTPResponse]:
+    body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    return opened(
+        f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30, {"x-request-timeout": str(seconds)}
+    )
 
 
 def test_preemption_on_prefill_by_a_small_cache_changes_no_answer(harness: Harness) -> None:

@@ -34,6 +34,7 @@ def test_the_tiny_model_depends_on_its_whole_prompt_and_does_not_repeat_itself(h
     assert len(set(answers[0].token_ids)) > 8
 
 
+@pytest.mark.slow
 def test_an_engine_has_no_blocks_in_use_after_its_answer(harness: Harness) -> None:
     with harness.single_engine(["--no-enable-prefix-caching"]) as engine:
         complete(engine.url, "Hello", 4)
@@ -51,6 +52,7 @@ def test_a_stopped_engine_leaves_its_port(harness: Harness) -> None:
     assert not is_healthy(engine.port)
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_start_is_named_with_its_last_lines(harness: Harness) -> None:
     with pytest.raises(EngineDied, match=r"single-\d+ has ended with status 2(?s:.*)no-such-option"):
         harness.single_engine(["--no-such-option"]).__enter__()

@@ -86,12 +86,18 @@ def _assert_nothing_is_left(local: Local, pids: set[int]) -> None:
     assert is_port_free(local.port)
 
 
+@pytest.mark.slow
 def test_once_prints_the_answer_and_a_report_and_ends_with_status_0(start: Callable[..., Local]) -> None:
     local = start("--once")
     local.wait_for("Transfer report")
     pids = local.everything()
     assert local.end() == 0
     _assert_nothing_is_left(local, pids)
+    require_report(local)
+
+
+def require_report(local: Local) -> None:
+    """It has answered, and told how the KV went over."""
     report = local.text().partition("Transfer report")[2]
     for row in (
         "tokens by tcp, their content compared on both engines\n",
@@ -146,9 +152,10 @@ def test_pipeline_and_data_parallel_engines_start_and_hand_over(start: Callable[
     assert local.answer
 
 
-def test_it_serves_the_curl_line_it_prints_until_sigterm(start: Callable[..., Local]) -> None:
+def test_it_answers_reports_and_serves_the_curl_line_it_prints_until_sigterm(start: Callable[..., Local]) -> None:
     local = start()
     local.wait_for("serving on")
+    require_report(local)
     curl = next(line for line in local.text().splitlines() if line.startswith("curl "))
     reply = subprocess.run([*shlex.split(curl), "--silent"], capture_output=True, check=True, timeout=START_TIMEOUT_S)
     assert json.loads(reply.stdout)["choices"][0]["message"]["content"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 import pytest
 
-from integration.harness import Harness, Server, blocks_in_use, complete, complete_all, eventually, metric
+from integration.harness import Harness, Pool, Server, blocks_in_use, complete, complete_all, eventually, metric
 from integration.test_verify_engines import verify
 from pdcluster_cli.processes.engines import EnginePlan, PoolRole
 from zoo import pools
@@ -27,7 +28,14 @@ def local(plan: EnginePlan, least: int = LEAST) -> EnginePlan:
 
 
 def num_local(*decodes: Server) -> float:
-    return sum(metric(engine.url, "pdcluster:local_prefills_total") for engine in decodes)
+    return sum(map(_num_local, decodes))
+
+
+def _num_local(decode: Server) -> float:
+    """An engine counts them from its first one on."""
+    with suppress(KeyError):
+        return metric(decode.url, "pdcluster:local_prefills_total")
+    return 0.0
 
 
 @pytest.mark.parametrize(
@@ -69,11 +77,24 @@ def test_pushed_and_local_prompts_answer_like_a_single_engine(harness: Harness, 
         pools.require_no_block_in_use(servers)
 
 
-def test_only_what_is_missing_counts_and_the_router_learns_of_it(harness: Harness) -> None:
+@pytest.fixture(scope="module")
+def single(harness: Harness) -> Iterator[Server]:
+    with harness.single_engine() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def all_local(harness: Harness) -> Iterator[Pool]:
+    """Decode computes every prompt itself; its 6 MiB hold 12 blocks of 128 tokens."""
+    small = ("--kv-cache-memory-bytes", str(6 << 20), "--max-model-len", "1400")
+    with harness.start_pool(decode_args=small, decode_connector={"min_push_tokens": ALL_LOCAL}) as pool:
+        yield pool
+
+
+def test_only_what_is_missing_counts_and_the_router_learns_of_it(harness: Harness, single: Server) -> None:
     prompt = pools.make_prompts((640,), seed=5)[0]
     prompts = [prompt[:100], prompt, [*prompt, *range(100, 170)]]
-    with harness.single_engine() as engine:
-        wanted = [complete(engine.url, one, 32).token_ids for one in prompts]
+    wanted = [complete(single.url, one, 32).token_ids for one in prompts]
     with harness.start_pool(decode_connector={"min_push_tokens": 128}) as pool:
         # 100 tokens behind nothing; 640 behind nothing; 70 behind the 640, which are 5 whole blocks.
         assert [complete(pool.url, one, 32).token_ids for one in prompts] == wanted
@@ -87,25 +108,25 @@ def test_only_what_is_missing_counts_and_the_router_learns_of_it(harness: Harnes
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
 
 
-def test_a_verification_is_pushed_whatever_decode_would_compute_itself(harness: Harness) -> None:
-    with harness.start_pool(decode_connector={"min_push_tokens": ALL_LOCAL}) as pool:
-        assert complete(pool.url, "Why is the sky blue? " * 40, 4).text
-        assert pool.decode[0].read_trace("receive") == []
-        status, told = verify(pool)
-        assert (status, told["verified"]) == (200, True)
-        assert told["pushed_tokens"] == told["prompt_tokens"] >= 300
-        assert eventually(lambda: len(pool.decode[0].read_trace("receive")) == 1)
-
-
-def test_local_prompts_that_are_preempted_are_computed_again_and_answer_the_same(harness: Harness) -> None:
+def test_local_prompts_that_are_preempted_are_computed_again_and_answer_the_same(
+    single: Server, all_local: Pool
+) -> None:
+    """Each of these prompts takes a block, and each answer a second one."""
+    num_pushed, num_before = len(all_local.prefill[0].read_trace("push")), num_local(*all_local.decode)
     prompts: Sequence[list[int]] = pools.make_prompts([120] * 12, seed=7)
-    with harness.single_engine() as engine:
-        wanted = [answer.token_ids for answer in complete_all(engine.url, prompts, 64)]
-    # 6 MiB hold 12 blocks of 128 tokens: each of these prompts takes one, and each answer a second one.
-    small = ("--kv-cache-memory-bytes", str(6 << 20), "--max-model-len", "1400")
-    with harness.start_pool(decode_args=small, decode_connector={"min_push_tokens": ALL_LOCAL}) as pool:
-        assert [answer.token_ids for answer in complete_all(pool.url, prompts, 64)] == wanted
-        assert metric(pool.decode[0].url, "vllm:num_preemptions_total") > 0
-        assert pool.prefill[0].read_trace("push") == []
-        assert eventually(lambda: num_local(*pool.decode) == len(prompts))
-        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
+    wanted = [answer.token_ids for answer in complete_all(single.url, prompts, 64)]
+    assert [answer.token_ids for answer in complete_all(all_local.url, prompts, 64)] == wanted
+    assert metric(all_local.decode[0].url, "vllm:num_preemptions_total") > 0
+    assert len(all_local.prefill[0].read_trace("push")) == num_pushed
+    assert eventually(lambda: num_local(*all_local.decode) == num_before + len(prompts))
+    assert eventually(lambda: blocks_in_use(*all_local.engines) == 0)
+
+
+def test_a_verification_is_pushed_whatever_decode_would_compute_itself(all_local: Pool) -> None:
+    num_before = len(all_local.decode[0].read_trace("receive"))
+    assert complete(all_local.url, "Why is the sky blue? " * 40, 4).text
+    assert len(all_local.decode[0].read_trace("receive")) == num_before
+    status, told = verify(all_local)
+    assert (status, told["verified"]) == (200, True)
+    assert told["pushed_tokens"] == told["prompt_tokens"] >= 300
+    assert eventually(lambda: len(all_local.decode[0].read_trace("receive")) == num_before + 1)

@@ -178,6 +178,7 @@ def test_the_standby_is_ready_and_asks_for_no_change_while_another_one_leads(ser
     server.admin.delete(LEASE)  # Nobody need wait for it.
 
 
+@pytest.mark.slow
 def test_engines_that_an_operator_stopped_before_it_died_leave_no_proof_to_those_that_come(server: Server) -> None:
     """Its moves were done, its status was never written, and by now the user wants the engines again."""
     with server.pool() as pool:

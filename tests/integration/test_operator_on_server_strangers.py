@@ -76,6 +76,7 @@ def test_a_field_of_ours_that_somebody_took_is_taken_back_and_told_once(
         assert server.writes(since) == []
 
 
+@pytest.mark.slow
 def test_routers_that_somebody_scales_go_back_and_the_engines_scale_meanwhile(
     server: Server, operator: OperatorProcess
 ) -> None:
@@ -148,6 +149,7 @@ def test_replicas_that_somebody_moved_by_hand_are_moved_back_once(server: Server
         assert server.admin.get(path)["metadata"]["generation"] == generation + 2, "once there, once back"
 
 
+@pytest.mark.slow
 def test_what_somebody_deleted_is_made_again(server: Server, operator: OperatorProcess) -> None:
     with server.pool() as pool:
         pool.wait_ready()

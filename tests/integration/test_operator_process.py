@@ -69,31 +69,6 @@ async def all_read(replica: Replica) -> None:
     await until(lambda: not replica.operator.readiness())
 
 
-async def writes_stand_still(api: ApiServer) -> None:
-    """Nothing was written for ten looks: a machine that stands still spoils one of them."""
-    num_quiet, num_writes = 0, -1
-    async with asyncio.timeout(PATIENCE_S):
-        while num_quiet < 10:
-            await asyncio.sleep(0.05)
-            num_quiet = num_quiet + 1 if len(api.writes) == num_writes else 0
-            num_writes = len(api.writes)
-
-
-async def test_an_operator_brings_a_pdcluster_up_and_then_keeps_quiet() -> None:
-    async with (
-        running_api() as api,
-        running_router() as router,
-        running_operator(api, lease_duration_s=60, lease_renew_s=40) as replica,  # No stall ends the term.
-    ):
-        create(api, pool(router))
-        await until(lambda: is_ready(api))
-        await all_read(replica)
-        await writes_stand_still(api)
-        api.asked.clear()
-        await asyncio.sleep(1.0)
-        assert api.writes == []
-
-
 async def test_routers_may_reach_the_api_server_where_the_operator_was_told_that_it_is() -> None:
     async with running_api() as api, running_router() as router, running_operator(api, api_server_ports=(8443,)):
         create(api, pool(router))
@@ -171,19 +146,6 @@ async def test_a_storm_of_errors_passes() -> None:
         async with running_operator(api):
             await until(lambda: is_ready(api), 40)
             assert [fault.times for fault in api.faults] == [0] * len(codes), "the whole storm came"
-
-
-async def test_two_replicas_one_leads_and_when_it_is_killed_the_other_goes_on() -> None:
-    async with running_api() as api, running_router() as router, running_operator(api, "a") as first:
-        await until(lambda: first.operator.leader.is_leading)
-        async with running_operator(api, "b") as second:
-            await all_read(second)
-            assert not second.operator.leader.is_leading
-            create(api, pool(router))
-            await until(lambda: bool(api.store.all_of("deployments")))
-            await first.kill()
-            await until(lambda: is_ready(api))
-            assert second.operator.leader.is_leading
 
 
 async def test_an_operator_that_is_stopped_gives_the_lease_back_and_the_next_one_need_not_wait() -> None:

@@ -1,4 +1,4 @@
-"""A pool with TLS inside, as the operator keeps it: it waits for its Secret, and is verified over TLS."""
+"""A pool with TLS inside is verified over TLS, and by the name in its certificate."""
 
 from __future__ import annotations
 
@@ -37,14 +37,3 @@ async def test_a_pool_with_tls_inside_is_verified_over_tls(rig: Rig, tmp_path: P
         assert rig.condition("Ready")["status"] == "True"
         assert set(with_tls.hosts) == {f"{name}:8001"}
         assert rig.router.orders == []
-
-
-async def test_a_pool_with_tls_inside_needs_its_secret_with_all_keys(rig: Rig) -> None:
-    await made(rig, **{"spec.tls": {"secretName": "inside"}})
-    assert rig.condition("RouterReady")["message"].endswith(
-        "there is no Secret default/inside, and engines and routers cannot start without it: make it with the keys "
-        "tls.crt, tls.key and ca.crt, as cert-manager does"
-    )
-    keep_inside(rig, tls_crt=b"x", tls_key=b"x")
-    await rig.look()
-    assert "Secret default/inside has no key ca.crt" in rig.condition("RouterReady")["message"]

@@ -136,29 +136,24 @@ def test_a_decode_engine_killed_before_its_first_byte_is_replaced_by_another(
         assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
 
 
-def test_when_no_prefill_engine_is_left_decode_recomputes_as_it_is_told(
+def test_when_no_prefill_engine_is_left_decode_recomputes_or_there_is_one_clear_error_as_the_router_is_told(
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    with pool_of(harness, 2, 1, load_failure_policy="recompute") as pool:
+    """Two routers over the same engines."""
+    with (
+        pool_of(harness, 2, 1, load_failure_policy="recompute") as pool,
+        harness.router(pool.prefill, pool.decode, ("--on-prefill-failure", "fail")) as router,
+    ):
         for engine in pool.prefill:
             engine.handle.signal(signal.SIGKILL)
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
-        assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
-
-
-def test_when_no_prefill_engine_is_left_and_the_router_says_fail_there_is_one_clear_error_at_once(
-    harness: Harness,
-) -> None:
-    with pool_of(harness, 2, 1, load_failure_policy="recompute", router_args=("--on-prefill-failure", "fail")) as pool:
-        for engine in pool.prefill:
-            engine.handle.signal(signal.SIGKILL)
-        asking = Asking(pool, PROMPT)
+        asking = Asking(Pool(router, pool.prefill, pool.decode), PROMPT)
         asking.join(30)
         assert "could not be prefilled" in require_openai_error(asking.error)
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
 
-@pytest.mark.parametrize("policy", ["fail", "recompute"])
+@pytest.mark.parametrize("policy", [pytest.param("fail", marks=pytest.mark.slow), "recompute"])
 def test_a_metaserver_that_decode_cannot_reach_ends_the_wait_at_once(
     harness: Harness, expected: dict[int, tuple[int, ...]], policy: str
 ) -> None:

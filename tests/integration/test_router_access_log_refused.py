@@ -6,6 +6,7 @@ import asyncio
 import json
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -240,12 +241,13 @@ async def test_a_clients_words_are_cut_and_make_no_second_line(log: Log) -> None
 # Off, and when it cannot be written.
 
 
-async def test_a_disk_that_is_full_costs_lines_and_no_request(log: Log) -> None:
-    async with running_rig(access_log=Path("/dev/full")) as rig:
+@pytest.mark.parametrize(("setting", "name"), [("access_log", "access_log"), ("trace_file", "trace")])
+async def test_a_disk_that_is_full_costs_lines_and_no_request(setting: str, name: str) -> None:
+    full: dict[str, Any] = {setting: Path("/dev/full")}
+    async with running_rig(**full) as rig:
         assert [(await ask(rig)).status for _ in range(3)] == [200] * 3
-        name = "pdcluster_router_access_log_lost_lines_total"
         async with asyncio.timeout(PATIENCE_S):
-            while await rig.metric(name) < 3:
+            while await rig.metric(f"pdcluster_router_{name}_lost_lines_total") < 3:
                 await asyncio.sleep(0.01)
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from fakes.http import RawClient
-from fakes.router import COMPLETIONS, PROMPT
+from fakes.router import COMPLETIONS, PROMPT, STREAM
 from integration.router_scene import Scene, running_scene
 from patience import PATIENCE_S
 
@@ -45,3 +45,16 @@ async def test_members_are_served_while_others_take_all_descriptors_again_and_ag
             refused = await asyncio.gather(*map(refusals, members))
         flooding.cancel()
         assert refused == [[]] * NUM_MEMBERS
+
+
+async def test_a_client_that_was_there_is_served_while_idle_ones_hold_all_that_they_can_get() -> None:
+    """Descriptors for engines are kept."""
+    async with running_scene(descriptors=80) as scene:
+        first = await scene.client()
+        assert (await first.get("/health")).status == 200
+        for _ in range(NUM_HELD):
+            await scene.client()
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await first.post(COMPLETIONS, PROMPT)
+            assert answer.status == 200, (answer.body, scene.log.read_text())
+            assert (await first.post(COMPLETIONS, STREAM)).is_whole

@@ -115,6 +115,7 @@ async def test_a_decode_that_dies_mid_stream_is_an_error_event_and_a_cut(rig: Ri
     first, last = answer.chunks[0], answer.chunks[1]
     assert first == rig.decode.events(rig.decode.seen[0])[0]
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "decode_lost"
+    assert b"127.0.0.1" not in last
     assert await rig.metric('pdcluster_router_requests_total{outcome="lost"}') == 1
 
 
@@ -212,6 +213,7 @@ async def test_no_decode_engine_is_a_503_that_says_when_to_come_back() -> None:
         assert answer.status == 503
         assert error_of(answer)["code"] == "no_decode_engine"
         assert int(answer.headers["retry-after"]) > 0
+        assert "127.0.0.1" not in answer.body.decode()
 
 
 @BOTH

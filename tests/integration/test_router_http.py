@@ -13,6 +13,7 @@ from fakes.http import Message, RawClient, request_bytes
 from fakes.router import CHAT, COMPLETIONS, PROMPT, Rig, raw, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
+from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.http.reading import MAX_HEADER_LINES
 
 pytestmark = pytest.mark.anyio
@@ -130,6 +131,24 @@ async def test_a_request_that_does_not_arrive_whole_in_time_is_a_408() -> None:
         answer = await client.receive()
         assert (answer.status, code_of(answer)) == (408, "client_too_slow")
         assert await is_closed(client)
+
+
+async def test_a_large_body_that_comes_steadily_may_take_longer_than_that(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is read within the turn in which it comes, so that a machine that stands still misses no limit."""
+    looked, look = asyncio.Event(), RouterProtocol._read_too_slow
+    monkeypatch.setattr(RouterProtocol, "_read_too_slow", lambda connection: (look(connection), looked.set()))
+    client = await rig.client()
+    assert (await client.get("/health")).status == 200  # The limit of a connection that says nothing is over.
+    rig.router.settings = rig.router.settings.model_copy(update={"client_read_timeout_s": 0.2})
+    large = raw({"prompt": "x" * 120_000})
+    for part in (large[:1_000], large[1_000:60_000]):
+        rig.feed(client, part)
+    async with asyncio.timeout(PATIENCE_S):
+        await looked.wait()
+        rig.feed(client, large[60_000:])
+        assert (await client.receive()).status == 200
 
 
 async def test_a_connection_on_which_nothing_comes_is_closed() -> None:
@@ -313,10 +332,15 @@ async def test_the_overview_lists_the_engines(rig: Rig) -> None:
     assert [engine["role"] for engine in overview["engines"]] == ["prefill", "decode"]
 
 
-async def test_the_docs_are_served(rig: Rig) -> None:
-    client = await rig.client()
-    assert (await client.get("/docs")).status == 200
+async def test_the_docs_are_served_on_both_ports_and_load_nothing_from_elsewhere(rig: Rig) -> None:
+    client, internal = await rig.client(), await rig.internal()
     assert "/v1/models" in (await client.get("/openapi.json")).json()["paths"]
+    for port in (client, internal):
+        page = await port.get("/docs")
+        assert page.status == 200
+        assert b"/health" in page.body
+        assert not any(mark in page.body for mark in (b"//", b"<script", b"<link", b"<img"))
+        assert (await port.get("/redoc")).status == 404
 
 
 async def test_a_draining_router_takes_nothing_new_and_finishes_what_runs(rig: Rig) -> None:

@@ -2,15 +2,15 @@
 
 | Case (measured on vllm-router PD, sglang-router PD, vllm-ascend's layerwise proxy) | here, or in |
 |---|---|
-| prefill answers 500 once | here |
-| prefill always 500 | here, and test_router_retries: attempts_are_bounded |
+| prefill answers 500 once | test_router_retries: a_prefill_that_fails_is_retried |
+| prefill always 500 | test_router_retries: attempts_are_bounded, gets_one_502_at_once |
 | client leaves during prefill | test_router_clients: stops_the_writer_and_decode |
-| decode dies mid-stream | here, and test_router_faults: is_an_error_event_and_a_cut |
-| all engines down | here |
+| decode dies mid-stream | test_router_faults: is_an_error_event_and_a_cut |
+| all engines down | test_router_faults: no_decode_engine_is_a_503 |
 | malformed JSON | test_router_http: a_body_that_is_no_json_object_is_a_400 |
 | 41 ms for three chunks, for want of TCP_NODELAY | test_router_http: small_writes_are_sent_at_once_on_both_sides |
 | callbacks reach the wrong process | here |
-| decode never looks at the callback's status | here |
+| decode never looks at the callback's status | here, for a storm |
 
 | Report (sglang, vllm, vllm-ascend, tokenspeed, kthena, dynamo) | here, or in |
 |---|---|
@@ -21,7 +21,7 @@
 | fails from 1,400-2,000 connections | here |
 | decode capacity held by requests that wait for prefill | test_router_admission: decode_hears_nothing |
 | a deadline that starts only when decode has admitted | test_router_admission: what_is_left_of_the_deadline |
-| a retry after bytes were written: interleaved duplicates | here |
+| a retry after bytes were written: interleaved duplicates | unit, test_pairing: after_the_first_byte |
 | stale idle connections | test_router_faults: a_stale_idle_connection, and here for all at once |
 | wrong cached_tokens | test_router_flow: the answer's bytes are decode's own |
 | n > 1, prompt_logprobs | test_router_flow: what_has_to_be_served_as_a_whole |
@@ -31,7 +31,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 import time
 from collections.abc import Iterator
@@ -42,7 +41,7 @@ from fakes.engine import FakeEngine
 from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient
 from fakes.reservations import SECRET, reservation_call, reservation_of
-from fakes.router import BOTH, COMPLETIONS, PROMPT, STREAM, Rig, params_of, post, raw, running_rig, until
+from fakes.router import COMPLETIONS, PROMPT, STREAM, Rig, params_of, post, raw, running_rig, until
 from patience import PATIENCE_S
 from pdcluster_protocol.secret import make_secret
 from pdcluster_router.front.server import RouterServer, listen
@@ -68,88 +67,6 @@ async def all_released(engines: list[FakeEngine]) -> None:
         for engine in engines:
             for seen in engine.seen:
                 await seen.ended.wait()
-
-
-@BOTH
-async def test_prefill_answers_500_once_and_the_client_notices_nothing(body: dict[str, object]) -> None:
-    async with running_rig(num_prefill=2) as rig:
-        rig.prefills[0].faults_to_come = [Fault.ERROR_500]
-        answer = await post(rig, body)
-        expected = rig.decode.events(rig.decode.seen[0]) if body is STREAM else [rig.decode.answer(rig.decode.seen[0])]
-        assert (answer.status, answer.is_whole, answer.body) == (200, True, b"".join(expected))
-        assert [len(engine.seen) for engine in rig.prefills] == [1, 1]
-        assert len(rig.decode.seen) == 1
-
-
-@BOTH
-async def test_prefill_always_500_is_one_clear_error_and_few_engine_requests(body: dict[str, object]) -> None:
-    async with running_rig(num_prefill=4, num_decode=3) as rig:
-        for engine in rig.prefills:
-            engine.fault = Fault.ERROR_500
-        answer = await post(rig, body)
-        assert answer.status == 502
-        assert error_of(answer)["code"] == "prefill_failed"
-        assert (num_asked(rig.decodes), num_asked(rig.prefills)) == (1, 3)
-
-
-@BOTH
-async def test_prefill_always_500_is_a_whole_answer_where_decode_may_recompute(body: dict[str, object]) -> None:
-    async with running_rig(num_prefill=4) as rig:
-        for engine in rig.prefills:
-            engine.fault = Fault.ERROR_500
-        rig.decode.fault = Fault.RECOMPUTE
-        answer = await post(rig, body)
-        assert (answer.status, answer.is_whole) == (200, True)
-        assert (len(rig.decode.seen), num_asked(rig.prefills)) == (1, 3)
-
-
-async def test_decode_dies_mid_stream_and_the_answer_does_not_look_complete() -> None:
-    async with running_rig(num_decode=2) as rig:
-        rig.decodes[0].fault = Fault.DIE_MID_STREAM
-        answer = await post(rig, STREAM)
-        assert (answer.status, answer.is_whole) == (200, False)
-        assert b"[DONE]" not in answer.body
-        assert json.loads(answer.chunks[-2].removeprefix(b"data: "))["error"]["code"] == "decode_lost"
-        assert rig.url not in answer.body.decode()
-
-
-async def test_nothing_is_repeated_or_interleaved_after_the_first_byte() -> None:
-    async with running_rig(num_decode=3, num_prefill=2) as rig:
-        for engine in rig.decodes:
-            engine.fault = Fault.DIE_MID_STREAM
-        answer = await post(rig, STREAM)
-        assert answer.body.count(b"Hello") == 1
-        assert (num_asked(rig.decodes), num_asked(rig.prefills)) == (1, 1)
-
-
-@BOTH
-async def test_all_engines_down_is_a_503_in_json_that_says_when_to_come_back(body: dict[str, object]) -> None:
-    async with running_rig(num_decode=2, num_prefill=2) as rig:
-        for engine in (*rig.decodes, *rig.prefills):
-            await engine.stop()
-        answer = await post(rig, body)
-        assert answer.status == 503
-        assert error_of(answer)["code"] == "no_decode_engine"
-        assert int(answer.headers["retry-after"]) >= 1
-        assert "127.0.0.1" not in answer.body.decode()
-
-
-@BOTH
-async def test_all_prefill_engines_down_is_no_outage_where_decode_may_recompute(body: dict[str, object]) -> None:
-    async with running_rig(num_prefill=2) as rig:
-        for engine in rig.prefills:
-            await engine.stop()
-        rig.decode.fault = Fault.RECOMPUTE
-        assert (await post(rig, body)).status == 200
-
-
-async def test_a_decode_that_ignores_the_outcome_is_let_go_all_the_same() -> None:
-    async with running_rig(on_prefill_failure="fail") as rig:
-        rig.prefill.fault, rig.decode.fault = Fault.ERROR_500, Fault.IGNORE_OUTCOME
-        answer = await post(rig)
-        assert error_of(answer)["code"] == "prefill_failed"
-        await all_released(rig.decodes)
-        assert rig.decode.seen[0].is_disconnected
 
 
 async def test_callbacks_reach_the_very_router_that_sent_the_request(rig: Rig) -> None:
@@ -222,6 +139,7 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow  # 500 at once: test_router_clients
 @pytest.mark.usefixtures("many_files")
 async def test_2000_connections_with_a_stream_each() -> None:
     async with running_rig(num_prefill=2, num_decode=2, max_prefill_backlog_tokens=1 << 20) as rig:

@@ -207,6 +207,15 @@ async def test_an_engines_lists_of_models_are_remembered_for_sixteen_keys() -> N
     engine.close()
 
 
+async def test_many_clients_that_ask_for_the_models_at_once_take_one_connection() -> None:
+    async with running_rig(max_engine_connections=2) as rig:
+        clients = [await rig.client() for _ in range(40)]
+        for number, client in enumerate(clients):
+            await client.send(request_bytes("/v1/models", b"", {"authorization": f"key-{number % 4}"}, method="GET"))
+        assert [(await client.receive()).status for client in clients] == [200] * 40
+        assert rig.decode.num_connections <= 2  # Its probes have the other one.
+
+
 async def test_an_error_in_place_of_a_list_of_models_is_not_remembered() -> None:
     statuses = [503, 200]
 

@@ -1,7 +1,4 @@
-"""What goes over the wire, byte by byte: a client's requests in a row, and what engines answer.
-
-More rows, one group for each finding of the router's review, are sent to a process: ``test_router_review.py``.
-"""
+"""What goes over the wire, byte by byte: a client's requests in a row, and what engines answer."""
 
 from __future__ import annotations
 
@@ -11,8 +8,10 @@ from typing import Final
 import pytest
 
 from fakes.faults import Fault
-from fakes.router import running_rig
+from fakes.router import COMPLETIONS, Rig, running_rig
+from integration import wire_rows
 from integration.wire_rows import BODY, CHUNKED, EngineRow, Row, answer, chunks, post, send_engine_row, send_row
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +47,49 @@ async def test_on_the_wire(name: str) -> None:
         await send_row(rig, ROWS[name])
 
 
+@pytest.mark.parametrize("finding", wire_rows.ROWS)
+async def test_what_a_review_has_sent(finding: str) -> None:
+    """All rows of one finding to one router: none spoils the next."""
+    async with running_rig() as rig:
+        for row in wire_rows.ROWS[finding].values():
+            await send_row(rig, row)
+
+
+BOM: Final = b"\xef\xbb\xbf"
+SEED: Final = b'{"prompt":"hi","seed":%d,"tools":[{"x":100000000000000000000000}]}' % 2**70
+
+
+@pytest.mark.parametrize(
+    "body",
+    [BOM + b'{"prompt":"hi"}', SEED, b'{"prompt":"hi","x":%b}' % (b"[" * 200 + b"]" * 200)],
+    ids=["a byte order mark", "numbers beyond 64 bits", "200 levels"],
+)
+async def test_odd_json_reaches_decode_byte_for_byte(rig: Rig, body: bytes) -> None:
+    assert (await (await rig.client()).post(COMPLETIONS, body)).status == 200
+    sent = body.removeprefix(BOM).removesuffix(b"}")
+    assert rig.decode.seen[-1].message.body.removeprefix(BOM).startswith(sent)
+
+
+async def test_json_that_is_too_deep_is_a_400(rig: Rig) -> None:
+    deep = b'{"prompt":%b}' % (b"[" * 100_000 + b"]" * 100_000)
+    assert (await (await rig.client()).post(COMPLETIONS, deep)).status == 400
+
+
+async def test_a_stream_that_breaks_off_in_http_1_0_ends_with_an_error_event_and_a_reset(rig: Rig) -> None:
+    """Nothing else tells such a client that it is not whole."""
+    rig.decode.fault = Fault.DIE_MID_STREAM
+    client = await rig.client()
+    await client.send(post(body=b'{"prompt":"hi","stream":true}', version=b"HTTP/1.0"))
+    came, is_reset = b"", False
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while part := await client.reader.read(1 << 16):
+                came += part
+    except ConnectionResetError:
+        is_reset = True
+    assert (b'data: {"error"' in came, is_reset) == (True, True)
+
+
 # What an engine sends.
 
 ENGINE_ROWS: Final = {
@@ -71,6 +113,13 @@ ENGINE_ROWS: Final = {
 async def test_from_an_engine(name: str) -> None:
     async with running_rig(max_decode_attempts=1) as rig:
         await send_engine_row(rig, ENGINE_ROWS[name])
+
+
+@pytest.mark.parametrize("finding", wire_rows.ENGINE_ROWS)
+async def test_what_a_review_has_answered_as_an_engine(finding: str) -> None:
+    async with running_rig(max_decode_attempts=1) as rig:
+        for row in wire_rows.ENGINE_ROWS[finding].values():
+            await send_engine_row(rig, row)
 
 
 @pytest.mark.parametrize("trailers", [b"a: b\r\n" * 20_000, b"a: " + b"b" * 400_000], ids=["many", "one"])

@@ -106,6 +106,7 @@ def test_recurrent_state_of_another_type_is_refused_before_any_byte(harness: Har
         require_nothing_written(prefill)
 
 
+@pytest.mark.slow
 def test_vllms_cpu_engine_ends_at_a_step_of_one_prompt_token_with_mtp_beside_state(harness: Harness) -> None:
     """A plain engine, without a pool. Decode's first step is such a one: no CPU engine can take a hand-over here.
 

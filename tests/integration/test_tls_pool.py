@@ -22,6 +22,7 @@ from pdcluster_protocol.labels import Role
 
 
 @pytest.mark.engines
+@pytest.mark.slow
 def test_a_pool_with_mtls_everywhere_answers_like_a_single_engine(
     harness: Harness, expected: dict[int, tuple[int, ...]], authority: Authority, tmp_path: Path
 ) -> None:

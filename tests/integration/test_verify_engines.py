@@ -85,6 +85,7 @@ def test_a_model_with_a_short_context_is_verified_with_a_shorter_prompt(harness:
         assert 60 <= told["pushed_tokens"] < 256
 
 
+@pytest.mark.slow
 def test_blocks_that_the_first_prompt_does_not_fill_get_a_longer_one(harness: Harness) -> None:
     large = ("--block-size", "2048")
     with harness.start_pool(prefill_args=large, decode_args=large) as pool:

@@ -1,6 +1,6 @@
 """Rows of bytes for tests: what a client sends and gets, and what decode sees of it; and what an engine sends.
 
-Those of one finding of the router's review are under its name; ``test_router_review.py`` sends them to a process.
+Those of one finding of the router's review are under its name.
 """
 
 from __future__ import annotations

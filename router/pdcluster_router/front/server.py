@@ -85,8 +85,8 @@ class RouterServer(uvicorn.Server):
         """As uvicorn's, for the two sockets of ``listen``.
 
         Raises:
-            ConfigError: An alias is the name of a base model that a named engine lists. Where engines come by themselves
-                this is only logged: no engine that comes may keep further routers of a pool from starting.
+            ConfigError: An alias is the name of a base model that a named engine lists. Where engines come by
+                themselves this is only logged: no engine that comes may keep further routers from starting.
         """
         await self._open(sockets)
         if self._settings.discovery is not Discovery.STATIC:

@@ -164,7 +164,7 @@ def _worth(engines: list[E]) -> tuple[bool, ...]:
 def _group_of(identity: Identity, engines: list[E], present: list[E]) -> ModelGroup[E]:
     """A base model that no prefill engine serves is a mistake in somebody's settings: then no engine can be used.
 
-    If no healthy engine of a role has told it, the silent ones may get its requests: the connectors compare base models.
+    If no healthy engine of a role has told it, silent ones may get its requests: the connectors compare base models.
     """
     if identity != BASE:
         return _group(engines, present)

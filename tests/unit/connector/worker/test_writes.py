@@ -303,7 +303,7 @@ def test_staging_memory_held_for_a_grant_that_does_not_come_is_given_back(ends: 
 def test_staging_memory_of_a_failed_write_comes_back_only_when_the_session_is_closed() -> None:
     """An error does not mean that the transport has stopped reading."""
     bench = Bench(is_staged=True)
-    bench.network.fail_next(lands_late=True)
+    bench.network.fail_next()
     bench.grant()
     bench.advance()
     bench.advance()

@@ -134,6 +134,9 @@ async def test_a_policy_is_asked_when_its_engines_change_and_only_then() -> None
     assert len(asked) == num_asked
     first, second = roster.engines[Role.DECODE]
     request = RequestFacts(b"", b"", parse_body(b"{}"), "")
+    assert roster.place_decode(request, []) in (first, second)
+    assert roster.place_prefill(request, [], first.revision) in roster.engines[Role.PREFILL]
+    assert len(asked) == num_asked, "no request looks at every engine"
     eject(first)
     assert roster.place_decode(request, []) is second
     roster.update([prefill, decodes[0]])

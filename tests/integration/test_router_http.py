@@ -138,7 +138,12 @@ async def test_a_large_body_that_comes_steadily_may_take_longer_than_that(
 ) -> None:
     """Each part is read within the turn in which it comes, so that a machine that stands still misses no limit."""
     looked, look = asyncio.Event(), RouterProtocol._read_too_slow
-    monkeypatch.setattr(RouterProtocol, "_read_too_slow", lambda connection: (look(connection), looked.set()))
+
+    def look_and_tell(connection: RouterProtocol) -> None:
+        look(connection)
+        looked.set()
+
+    monkeypatch.setattr(RouterProtocol, "_read_too_slow", look_and_tell)
     client = await rig.client()
     assert (await client.get("/health")).status == 200  # The limit of a connection that says nothing is over.
     rig.router.settings = rig.router.settings.model_copy(update={"client_read_timeout_s": 0.2})

@@ -145,7 +145,8 @@ def test_all_that_is_counted_is_on_the_dashboard() -> None:
     counted = {name for name in all_series() if not name.endswith(("_created", "_sum", "_count"))}
     # What the API server said is in the log; of an engine's probe the alert tells, for a graph of ones tells nothing.
     # Of a certificate that expires an alert tells as well.
-    # A line of a trace or an access log that is lost is a fault of the disk, and of no request; a span, of the collector.
+    # A line of a trace or an access log that is lost is a fault of the disk, and of no request; a lost span is one of
+    # the collector.
     assert counted - shown == {
         "pdcluster_router_access_log_lost_lines_total",
         "pdcluster_router_discovery_failures_total",

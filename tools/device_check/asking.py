@@ -19,14 +19,14 @@ ANSWER_TOKENS: Final = 32
 ANSWER_S: Final = 120.0
 
 
-def answer_of(port: int, prompt: Sequence[int], num_tokens: int = ANSWER_TOKENS) -> Answer:
-    """The answer to ``prompt``. Waits at most ``ANSWER_S`` for each part of it.
+def answer_of(port: int, prompt: Sequence[int], num_tokens: int = ANSWER_TOKENS, *, model: str = "") -> Answer:
+    """The answer to ``prompt``. Waits at most ``ANSWER_S`` for each part of it. Empty ``model``: the model served.
 
     Raises:
         OSError, HTTPException: There is no answer, or it is an error.
     """
     asked = {"max_tokens": num_tokens, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
-    body = {"prompt": list(prompt), **asked}
+    body = {"prompt": list(prompt), **asked, **({"model": model} if model else {})}
     request = urllib.request.Request(
         f"http://{LOOPBACK}:{port}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )

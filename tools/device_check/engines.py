@@ -1,11 +1,13 @@
 """Checks with real vLLM engines on the device that a pool behind the router answers like a single engine.
 
     python -m tools.device_check.engines --device cuda --dtype bfloat16 --kill graphs
+    python -m tools.device_check.engines --device cuda --adapters graphs
 
 Two prefill and two decode engines and a single one share the one device; the content of each push is compared in full.
 The single engine is asked twice. The second time its prefix cache has all of a prompt but the last token, which it then
 computes alone, as decode does. So the pool must give the second answer in every dtype. In bfloat16 the first answer may
 differ, because matrices of another shape round differently. ``--kill``: also kills engines under load (``kills.py``).
+``--adapters``: asks for LoRA adapters instead, of which one changes (``adapters.py``).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from tools.device_check import adapters
 from tools.device_check.asking import ANSWER_TOKENS, Answer, answer_of, answers_at_once
 from tools.device_check.kills import kill_each, push_figures
 
@@ -65,6 +68,12 @@ class Setup:
 
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
+    load_failure_policy: str = "fail"
+
+    def with_adapters(self, logs: Path, model: Path) -> Setup:
+        """Also serves adapters. Decode computes a prompt itself whose KV it may not use."""
+        args = (*self.args, *adapters.arguments(logs, model))
+        return Setup(args, (*self.env, *adapters.ENV), load_failure_policy="recompute")
 
 
 SETUPS: Final = {
@@ -100,9 +109,12 @@ def compare(zygote: Zygote, name: str, given: argparse.Namespace, model: Path, f
     logs.mkdir(exist_ok=True)
     began = time.monotonic()
     try:
-        with _started(zygote, SETUPS[name], given.dtype, device, model, logs) as pool:
+        setup = SETUPS[name].with_adapters(logs, model) if given.adapters else SETUPS[name]
+        with _started(zygote, setup, given.dtype, device, model, logs) as pool:
             print(f"{name} {given.dtype}: ready after {time.monotonic() - began:.0f} s", flush=True)
             prompts = list(_prompts(SHAPES[device].vocab, ROUNDS[device], given.longest))
+            if given.adapters:
+                return adapters.change_one(pool, prompts, logs, model)
             answers = pool.compared(prompts)
             print(push_figures(logs), flush=True)
             return answers is not None and (not given.kill or kill_each(pool, prompts, answers))
@@ -199,7 +211,8 @@ def _plan(
     there = () if device is LocalDevice.CPU else ON_DEVICE
     args = (*SHARED, CACHED[role is PoolRole.SINGLE], *there, "--dtype", dtype, *setup.args)
     trace, settings = logs / f"{name}.trace", {"content_check": "full"}
-    return replace(plan, args=args, env=dict(setup.env), trace_file=trace, connector=settings)
+    plan = replace(plan, args=args, env=dict(setup.env), load_failure_policy=setup.load_failure_policy)
+    return replace(plan, trace_file=trace, connector=settings)
 
 
 def _prompts(vocab: int, rounds: int, longest: int) -> Iterator[list[int]]:
@@ -221,6 +234,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--longest", type=int, default=max(LENGTHS), help="tokens of the longest prompt")
     parser.add_argument("--kill", action="store_true", help="then kill engines under load")
+    parser.add_argument("--adapters", action="store_true", help="serve LoRA adapters, of which one changes")
     parser.add_argument("--logs", type=Path)
     return parser
 

@@ -84,14 +84,19 @@ def _blocks_come_back(pool: Pool, names: Sequence[str]) -> bool:
 
 def push_figures(logs: Path) -> str:
     """Medians over the pushes that were alone, a line for each prompt length. The last line counts all pushes."""
-    lines = (line for path in sorted(logs.glob("prefill-*.trace")) for line in path.read_text().splitlines())
-    pushes = [msgspec.json.decode(line, type=PushTrace) for line in lines]
-    done = [push for push in pushes if push.outcome == "done" and push.layers]
+    found = pushes(logs)
+    done = [push for push in found if push.outcome == "done" and push.layers]
     alone = without_others(done)
     lengths = sorted({push.prompt_tokens for push in alone})
     rows = [_figures(length, [push for push in alone if push.prompt_tokens == length]) for length in lengths]
     compared = sum(push.is_content_compared for push in done)
-    return "\n".join([*rows, f"{len(done)} of {len(pushes)} pushes done, content of {compared} compared and equal"])
+    return "\n".join([*rows, f"{len(done)} of {len(found)} pushes done, content of {compared} compared and equal"])
+
+
+def pushes(logs: Path) -> list[PushTrace]:
+    """All pushes that have ended, from the traces of prefill's engines below ``logs``."""
+    lines = (line for path in sorted(logs.glob("prefill-*.trace")) for line in path.read_text().splitlines())
+    return [msgspec.json.decode(line, type=PushTrace) for line in lines]
 
 
 def without_others(pushes: Sequence[PushTrace]) -> list[PushTrace]:

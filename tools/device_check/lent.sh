@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs the checks on a lent machine with a GPU, the most valuable first, from .device/ as `pack --engines` made it.
+# Runs the checks on a lent machine with a GPU from .device/ as `pack --engines` made it.
 #
-#     bash .device/lent.sh parts      first call: .device with connector.tar.xz, vllm.tar.xz and this file
-#     bash .device/lent.sh engines    second call, on the same machine: .device with packages.tar.xz and this file
+#     bash .device/lent.sh parts [CHECK...]     first call: .device with connector.tar.xz, vllm-0.26.tar.xz, this file
+#     bash .device/lent.sh engines [STAGE...]   second call, on the same machine: .device with packages.tar.xz,
+#                                               vllm-0.23.tar.xz, this file
 #
+# STAGE: answers adapters older local; all by default, in this order. CHECK: of `python -m tools.device_check`.
 # $OUT: the folder that comes back. $LEFT_S: seconds that the whole may take. $THERE: what stays between the calls.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -11,7 +13,7 @@ there=${THERE:-/tmp/device-check}
 root=$PWD
 left_s=${LEFT_S:-300}
 began=$SECONDS
-mkdir -p "$there/connector" "$there/site"
+mkdir -p "$there"/{connector,packages,vllm-0.26,vllm-0.23}
 if [ -f "$here/tree.tar.xz" ]; then # another tree than the checkout that travelled
     mkdir -p "$there/tree" && tar xf "$here/tree.tar.xz" -C "$there/tree"
 fi
@@ -26,28 +28,45 @@ at_most() { # seconds, command: runs the command for that time, or for the time 
     timeout --kill-after=5 "$limit" "$@" || echo "exit status $? of: $*"
 }
 
+unpack() { # name: a part that came with this call
+    [ ! -f "$here/$1.tar.xz" ] || tar xf "$here/$1.tar.xz" -C "$there/$1"
+}
+
 parts() {
-    tar xf "$here/connector.tar.xz" -C "$there/connector"
-    tar xf "$here/vllm.tar.xz" -C "$there/site" & # for the second call
+    unpack connector
+    unpack vllm-0.26 & # for the second call
     local unpacking=$!
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
     PYTHONPATH=$there/connector/python LD_LIBRARY_PATH=$there/connector/lib \
-        at_most "$left_s" python3 -m tools.device_check --report "$OUT/report.md"
+        at_most "$left_s" python3 -m tools.device_check --report "$OUT/report.md" "$@"
     wait $unpacking
 }
 
+compare() { # vLLM's version, seconds, options: engines of that version beside a single one
+    local version=$1 limit=$2
+    shift 2
+    PYTHONPATH=$there/vllm-$version:$site \
+        at_most "$limit" python3 -m tools.device_check.engines --device cuda "$@"
+}
+
+answers() { compare 0.26 270 --kill --logs "$there/logs/answers" graphs; }
+adapters() { compare 0.26 170 --adapters --longest 2049 --logs "$there/logs/adapters" graphs; }
+older() { compare 0.23 200 --longest 2049 --logs "$there/logs/older" graphs; }
+local_once() { PYTHONPATH=$there/vllm-0.26:$site at_most 130 python3 -m pdcluster_cli local --once --device cuda; }
+
 engines() {
-    tar xf "$here/packages.tar.xz" -C "$there/site"
-    [ -d "$there/site/vllm" ] || { echo "vLLM is not here: this is another machine than the first call's" && exit 3; }
-    local path=$there/site:$there/connector/python:$root
-    for folder in protocol router connector operator kube cli; do path=$path:$root/$folder; done
-    export PYTHONPATH=$path LD_LIBRARY_PATH=$there/connector/lib VLLM_USE_FLASHINFER_SAMPLER=0
-    local logs=$there/logs
-    at_most 270 python3 -m tools.device_check.engines --device cuda --kill --logs "$logs" graphs
-    at_most 200 python3 -m tools.device_check.engines --device cuda --logs "$logs" v1-graphs
-    at_most 130 python3 -m pdcluster_cli local --once --device cuda
-    tar cJf "$OUT/logs.tar.xz" -C "$there" logs
+    unpack packages && unpack vllm-0.23
+    [ -d "$there/vllm-0.26/vllm" ] || { echo "vLLM is not here: this is another machine than the first call's" && exit 3; }
+    site=$there/packages:$there/connector/python:$root
+    for folder in protocol router connector operator kube cli tests; do site=$site:$root/$folder; done
+    export LD_LIBRARY_PATH=$there/connector/lib VLLM_USE_FLASHINFER_SAMPLER=0
+    [ $# -gt 0 ] || set -- answers adapters older local
+    for stage in "$@"; do
+        [ "$stage" = local ] && stage=local_once
+        "$stage"
+    done
+    mkdir -p "$there/logs" && tar cJf "$OUT/logs.tar.xz" -C "$there" logs
 }
 
 export PYTHONUNBUFFERED=1
-"$1" 2>&1 | tee "$OUT/$1.log"
+"$@" 2>&1 | tee "$OUT/$1.log"

@@ -73,7 +73,7 @@ def _pack_engines(python: str, chip: int) -> None:
     for part in ("python", "lib"):
         shutil.rmtree(FOLDER / part)
     with tempfile.TemporaryDirectory() as folder:
-        pack_engines.pack(Path(folder), FOLDER, chip, python, PLATFORM, _UV)
+        pack_engines.pack(Path(folder), FOLDER, pack_engines.Machine(chip, python, PLATFORM, _UV))
     _copy(_RUN, FOLDER / _RUN.name)
 
 

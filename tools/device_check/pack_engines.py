@@ -1,10 +1,11 @@
-"""Packs vLLM 0.26 for a lent machine into archives that travel with the tree in two calls (``pack.py --engines``).
+"""Packs vLLM for a lent machine into archives that travel with the tree in two calls (``pack.py --engines``).
 
     connector.tar.xz    what ``pack.py`` puts into ``.device``: first call
-    vllm.tar.xz         vLLM with its operators for one chip: first call
-    packages.tar.xz     packages that vLLM imports and the machine lacks, and our entry points: second call
+    vllm-0.26.tar.xz    vLLM 0.26 with its operators for one chip: first call
+    vllm-0.23.tar.xz    vLLM 0.23 likewise: second call
+    packages.tar.xz     packages that both import and the machine lacks, and our entry points: second call
 
-The machine's own PyTorch is the one that vLLM 0.26 pins. Decision 0017 says what is left out.
+The machine's own PyTorch is the one that both pin. Decision 0017 says what is left out.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
@@ -22,12 +24,14 @@ from packaging.markers import Marker
 from tools.device_check.thin import thin
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-LOCK: Final = ROOT / "requirements" / "versions" / "0.26.lock"
+LOCKS: Final = ROOT / "requirements" / "versions"
 THERE: Final = Path(__file__).with_name("there.txt")
 """Packages of the lent machine, as read there on 2026-11-17."""
-WHEEL: Final = "vllm==0.26.0"
-LIBRARIES: Final = ("_C_stable_libtorch", "_moe_C_stable_libtorch", "vllm_flash_attn/_vllm_fa3_C")
-"""Compiled parts that are taken; the others are for other models or other chips."""
+VERSIONS: Final[dict[str, tuple[str, ...]]] = {
+    "0.26": ("_C_stable_libtorch", "_moe_C_stable_libtorch", "vllm_flash_attn/_vllm_fa3_C"),
+    "0.23": ("_C", "_C_stable_libtorch", "_moe_C", "vllm_flash_attn/_vllm_fa3_C"),
+}
+"""Compiled parts of each version that are taken; the others are for other models or other chips."""
 _LEFT_OUT: Final = ("vllm/vllm-rs", *(f"vllm/third_party/{one}" for one in ("deep_gemm", "fmha_sm100", "tml_fa4")))
 _NOT_NEEDED: Final = frozenset(
     {
@@ -52,13 +56,14 @@ _MACHINE: Final = {"python_version": "3.12", "python_full_version": "3.12.3"}
 _PIN: Final = re.compile(r"(?P<name>[a-zA-Z0-9][a-zA-Z0-9_.-]*)==[^ ]+")
 
 
-def wanted(lock: str, there: Iterable[str]) -> list[str]:
-    """The pins of ``lock`` that the machine needs and does not have. Pure."""
+def wanted(locks: Iterable[str], there: Iterable[str]) -> list[str]:
+    """The pins of ``locks`` that the machine needs and does not have; a package's first pin counts. Pure."""
     known, pins = _NOT_NEEDED | set(there), list[str]()
-    for line in lock.splitlines():
+    for line in (line for lock in locks for line in lock.splitlines()):
         found = _PIN.match(line)
         if found and found["name"] not in known and _is_for_machine(line):
             pins.append(found[0])
+            known |= {found["name"]}
     return pins
 
 
@@ -67,37 +72,48 @@ def _is_for_machine(line: str) -> bool:
     return not marker or Marker(marker).evaluate({**_MACHINE})
 
 
-def is_taken(name: str) -> bool:
+def is_taken(name: str, libraries: Iterable[str]) -> bool:
     """Whether the file ``name`` of vLLM's wheel is packed. Pure."""
     if name.startswith(_LEFT_OUT):
         return False
-    return not name.endswith(".so") or name in {f"vllm/{one}.abi3.so" for one in LIBRARIES}
+    return not name.endswith(".so") or name in {f"vllm/{one}.abi3.so" for one in libraries}
 
 
-def fetch(work: Path, python: str, platform: str, uv: str) -> tuple[Path, Path]:
-    """Installs vLLM's wheel, and the packages beside it. Returns the two folders."""
-    target = ("--python-version", python, "--python-platform", platform, "--only-binary", ":all:", "--no-deps")
-    folders = work / "vllm", work / "packages"
-    pins = wanted(LOCK.read_text(), THERE.read_text().split())
-    for folder, names in zip(folders, ([WHEEL], pins), strict=True):
-        command = [uv, "pip", "install", "-q", "--target", str(folder), *target, *names]
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The lent machine, and the ``uv`` that installs for it here."""
+
+    chip: int
+    python: str
+    platform: str
+    uv: str
+
+    def install(self, folder: Path, names: Iterable[str]) -> Path:
+        target = ("--python-version", self.python, "--python-platform", self.platform, "--only-binary", ":all:")
+        command = [self.uv, "pip", "install", "-q", "--target", str(folder), *target, "--no-deps", *names]
         subprocess.run(command, check=True)  # noqa: S603 - our own uv
-    return folders
+        return folder
 
 
-def pack(work: Path, out: Path, chip: int, python: str, platform: str, uv: str) -> list[Path]:
+def pack(work: Path, out: Path, machine: Machine) -> list[Path]:
     """Write the archives of the engines to ``out``."""
-    vllm, packages = fetch(work, python, platform, uv)
-    for name in LIBRARIES:
-        path = vllm / f"vllm/{name}.abi3.so"
+    locks = [(LOCKS / f"{version}.lock").read_text() for version in VERSIONS]
+    packages = machine.install(work / "packages", wanted(locks, THERE.read_text().split()))
+    name_us(packages)
+    beside = [path for path in _files(packages) if not str(path.relative_to(packages)).startswith(_DATA)]
+    engines = [_pack_version(version, work, out, machine) for version in VERSIONS]
+    return [*engines, archive(out / "packages.tar.xz", packages, beside)]
+
+
+def _pack_version(version: str, work: Path, out: Path, machine: Machine) -> Path:
+    folder, libraries = machine.install(work / version, [f"vllm=={version}.0"]), VERSIONS[version]
+    for path in (folder / f"vllm/{name}.abi3.so" for name in libraries):
         library = bytearray(path.read_bytes())
-        thin(library, chip)
+        thin(library, machine.chip)
         path.unlink()  # uv's file is a link into its cache
         path.write_bytes(library)
-    name_us(packages)
-    taken = [path for path in _files(vllm) if is_taken(str(path.relative_to(vllm)))]
-    beside = [path for path in _files(packages) if not str(path.relative_to(packages)).startswith(_DATA)]
-    return [archive(out / "vllm.tar.xz", vllm, taken), archive(out / "packages.tar.xz", packages, beside)]
+    taken = [path for path in _files(folder) if is_taken(str(path.relative_to(folder)), libraries)]
+    return archive(out / f"vllm-{version}.tar.xz", folder, taken)
 
 
 def name_us(site: Path) -> None:

@@ -18,12 +18,12 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from tools.device_check.where import Work, asked_device, synchronize
@@ -47,6 +47,10 @@ PIECES: Final = (64 << 10, 256 << 10, 1 << 20)
 """Bytes of a piece. The first is Mooncake's default; only for it all cases are measured."""
 _WAIT_S: Final = 30.0
 _TABLE_S: Final = {"cpu": 140.0, "cuda": 28.0, "npu": 28.0}
+
+
+Measure: TypeAlias = Callable[[torch.device, int, Connection], None]
+"""Measures for a device and a number of bytes of a piece, and sends its lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,8 @@ def main() -> int:
     return 0
 
 
-def in_a_process(where: torch.device, piece_bytes: int) -> list[str]:
-    """The lines of one size of pieces.
+def in_a_process(where: torch.device, piece_bytes: int, measure: Measure | None = None) -> list[str]:
+    """The lines of one size of pieces. ``measure``: a module's function that sends them; by default all cases.
 
     Raises:
         AssertionError: The process has ended without lines, or takes too long.
@@ -87,7 +91,7 @@ def in_a_process(where: torch.device, piece_bytes: int) -> list[str]:
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_measure_all, args=(where, piece_bytes, there))
+    process = context.Process(target=measure or _measure_all, args=(where, piece_bytes, there))
     process.start()
     there.close()
     try:
@@ -102,10 +106,7 @@ def in_a_process(where: torch.device, piece_bytes: int) -> list[str]:
 
 
 def _measure_all(where: torch.device, piece_bytes: int, pipe: Connection) -> None:
-    if where.type == "cpu":
-        torch.set_num_threads(1)
-    else:
-        torch.accelerator.set_device_index(where)
+    enter(where)
     is_first = piece_bytes == PIECES[0]
     with open_bench(where) as bench:
         ways = tuple(product(PLACES, ("device", "host"))) if is_first else SHORT
@@ -113,6 +114,14 @@ def _measure_all(where: torch.device, piece_bytes: int, pipe: Connection) -> Non
         rows = [bench.measure(*way, load) for way in ways for load in (loads if is_first else (LOADS[0], loads[-1]))]
         staging = [staging_line(bench)] if where.type != "cpu" and is_first else []
     pipe.send([*(row.line for row in rows), *staging, _summary(rows)])
+
+
+def enter(where: torch.device) -> None:
+    """Use the device in this thread; of a CPU, one core."""
+    if where.type == "cpu":
+        torch.set_num_threads(1)
+    else:
+        torch.accelerator.set_device_index(where)
 
 
 def _summary(rows: list[Row]) -> str:
@@ -138,12 +147,13 @@ class Bench:
     work: Work
     other: Any
     """A stream that is not the default one."""
+    child: Connection
 
     def measure(self, source: str, target: str, load: str) -> Row:
         """Write all of ``source`` once, beside steps of kernels unless ``load`` is none."""
         writing = threading.Event()
         took: list[float] = []
-        thread = threading.Thread(target=lambda: took.append(self._write(source, target, writing)))
+        thread = threading.Thread(target=lambda: took.append(self.write_s(source, target, writing)))
         without = [self._step(load) for _ in range(STEPS)] if load != "none" else []
         thread.start()
         writing.wait(_WAIT_S)
@@ -155,7 +165,7 @@ class Bench:
         with_ms, without_ms = (1e3 * statistics.median(some or [0.0]) for some in (during, without))
         return Row(source, target, load, mib / took[0], with_ms, without_ms)
 
-    def _write(self, source: str, target: str, writing: threading.Event) -> float:
+    def write_s(self, source: str, target: str, writing: threading.Event) -> float:
         """Seconds until every byte is acknowledged."""
         memory, there = self.sources[source], self.targets[target]
         begin, each = memory.data_ptr(), self.transport.writes_per_submit
@@ -176,17 +186,21 @@ class Bench:
         return time.monotonic() - began
 
     def _step(self, load: str) -> float:
-        """Seconds of a step of kernels, by the host's clock."""
-        began = time.perf_counter()
-        with self.stream(load):
-            self.work.give(STEP_MS[self.where.type])
-            if self.where.type != "cpu":
-                torch.accelerator.current_stream().synchronize()
-        return time.perf_counter() - began
+        return step_s(self.where, self.work, self.stream(load))
 
     def stream(self, load: str) -> AbstractContextManager[object]:
         """The block's kernels go to the stream of ``load``."""
         return self.other if load == "other" and self.where.type != "cpu" else nullcontext()
+
+
+def step_s(where: torch.device, work: Work, stream: AbstractContextManager[object]) -> float:
+    """Seconds of a step of kernels in ``stream``, by the host's clock."""
+    began = time.perf_counter()
+    with stream:
+        work.give(STEP_MS[where.type])
+        if where.type != "cpu":
+            torch.accelerator.current_stream().synchronize()
+    return time.perf_counter() - began
 
 
 def staging_line(bench: Bench) -> str:
@@ -227,7 +241,7 @@ def open_bench(where: torch.device) -> Iterator[Bench]:
         for memory in sources.values():
             transport.register(memory.data_ptr(), memory.numel())
         other = torch.Stream(where) if where.type != "cpu" else None
-        bench = Bench(where, transport, session, sources, targets, Work(where), other)
+        bench = Bench(where, transport, session, sources, targets, Work(where), other, here)
         for _ in range(3):
             bench._step("none")
         bench.measure("device", "device", "none")
@@ -239,14 +253,20 @@ def open_bench(where: torch.device) -> Iterator[Bench]:
 
 
 def _receive(pipe: Connection, where: torch.device) -> None:
-    """Main function of the child: memory to write to."""
+    """Main function of the child: memory to write to, and steps of its own from a load's name until the next word."""
     if where.type != "cpu":
         torch.accelerator.set_device_index(where)
     transport, memories = MooncakeTransport(TransportSettings(HOST, TransferProtocol.TCP.value)), buffers(where)
     for memory in memories.values():
         transport.register(memory.data_ptr(), memory.numel())
     pipe.send((transport.session, {name: memory.data_ptr() for name, memory in memories.items()}))
-    pipe.poll(None)
+    work, other = Work(where), torch.Stream(where) if where.type != "cpu" else nullcontext()
+    while load := pipe.recv():
+        taken = list[float]()
+        while not pipe.poll() or not taken:
+            taken.append(step_s(where, work, other if load == "other" else nullcontext()))
+        pipe.recv()
+        pipe.send(statistics.median(taken))
 
 
 def buffers(where: torch.device) -> dict[str, torch.Tensor]:

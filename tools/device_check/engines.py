@@ -79,6 +79,7 @@ class Setup:
 SETUPS: Final = {
     "eager": Setup(("--enforce-eager",)),
     "graphs": Setup(()),
+    "sync-graphs": Setup(("--no-async-scheduling",)),
     "triton": Setup(("--enforce-eager", "--attention-backend", "TRITON_ATTN")),
     "v1-eager": Setup(("--enforce-eager",), (("VLLM_USE_V2_MODEL_RUNNER", "0"),)),
     "v2-eager": Setup(("--enforce-eager",), (("VLLM_USE_V2_MODEL_RUNNER", "1"),)),
@@ -112,7 +113,7 @@ def compare(zygote: Zygote, name: str, given: argparse.Namespace, model: Path, f
         setup = SETUPS[name].with_adapters(logs, model) if given.adapters else SETUPS[name]
         with _started(zygote, setup, given.dtype, device, model, logs) as pool:
             print(f"{name} {given.dtype}: ready after {time.monotonic() - began:.0f} s", flush=True)
-            prompts = list(_prompts(SHAPES[device].vocab, ROUNDS[device], given.longest))
+            prompts = list(_prompts(SHAPES[device].vocab, given.rounds or ROUNDS[device], given.longest))
             if given.adapters:
                 return adapters.change_one(pool, prompts, logs, model)
             answers = pool.compared(prompts)
@@ -233,6 +234,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu", choices=[device.value for device in SHAPES])
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--longest", type=int, default=max(LENGTHS), help="tokens of the longest prompt")
+    parser.add_argument("--rounds", type=int, help="prompts of each length")
     parser.add_argument("--kill", action="store_true", help="then kill engines under load")
     parser.add_argument("--adapters", action="store_true", help="serve LoRA adapters, of which one changes")
     parser.add_argument("--logs", type=Path)

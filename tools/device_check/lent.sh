@@ -7,6 +7,7 @@
 #
 # STAGE: answers adapters older local; all by default, in this order. CHECK: of `python -m tools.device_check`.
 # $OUT: the folder that comes back. $LEFT_S: seconds that the whole may take. $THERE: what stays between the calls.
+# $AT_ONCE: any text lets all stages run at the same time.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 there=${THERE:-/tmp/device-check}
@@ -50,8 +51,8 @@ compare() { # vLLM's version, seconds, options: engines of that version beside a
 }
 
 answers() { compare 0.26 270 --kill --logs "$there/logs/answers" graphs; }
-adapters() { compare 0.26 170 --adapters --longest 2049 --logs "$there/logs/adapters" graphs; }
-older() { compare 0.23 200 --longest 2049 --logs "$there/logs/older" graphs; }
+adapters() { compare 0.26 200 --adapters --rounds 1 --longest 2049 --logs "$there/logs/adapters" eager; }
+older() { compare 0.23 200 --rounds 3 --longest 2049 --logs "$there/logs/older" sync-graphs; } # its decode engines need it
 local_once() { PYTHONPATH=$there/vllm-0.26:$site at_most 130 python3 -m pdcluster_cli local --once --device cuda; }
 
 engines() {
@@ -63,8 +64,10 @@ engines() {
     [ $# -gt 0 ] || set -- answers adapters older local
     for stage in "$@"; do
         [ "$stage" = local ] && stage=local_once
-        "$stage"
+        "$stage" &
+        [ -n "${AT_ONCE:-}" ] || wait
     done
+    wait
     mkdir -p "$there/logs" && tar cJf "$OUT/logs.tar.xz" -C "$there" logs
 }
 

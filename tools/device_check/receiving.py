@@ -1,0 +1,82 @@
+"""Measures writes over TCP to a device whose own process computes: decode's steps while KV comes.
+
+In ``copies.py`` the sender computes, as prefill does. Here the receiver computes, and the sender does not. So this also
+holds for two devices, each with its own engine.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import product
+from multiprocessing.connection import Connection
+from typing import Final
+
+import torch
+from tools.device_check.copies import LOADS, PIECES, Bench, Row, enter, in_a_process, open_bench
+from tools.device_check.where import asked_device
+
+TARGETS: Final = ("device", "host")
+_ALONE_S: Final = 0.3
+"""Seconds of the receiver's steps without writes."""
+_AHEAD_S: Final = 0.1
+"""Seconds for which its steps run before the writes begin."""
+
+
+def main() -> int:
+    where = asked_device()
+    tables = {size: in_a_process(where, size, measure_all) for size in PIECES[:2]}
+    for size, lines in tables.items():
+        print(f"pieces of {size >> 10} KiB\n" + "\n".join(lines))
+    print("; ".join(f"{size >> 10} KiB: {lines[-1]}" for size, lines in tables.items()))
+    return 0
+
+
+def measure_all(where: torch.device, _: int, pipe: Connection) -> None:
+    """Send a line for each target and load, and a summary."""
+    enter(where)
+    loads = LOADS if where.type != "cpu" else LOADS[:2]
+    with open_bench(where) as bench:
+        rows = [measure(bench, target, load) for target, load in product(TARGETS, loads)]
+    pipe.send([*(row.line for row in rows), _summary(rows)])
+
+
+def measure(bench: Bench, target: str, load: str) -> Row:
+    """Write everything once while the receiver runs steps of ``load``."""
+    took: list[float] = []
+
+    def write() -> None:
+        took.append(bench.write_s("device", target, threading.Event()))
+
+    without_s = with_s = 0.0
+    if load == "none":
+        write()
+    else:
+        without_s = _while_it_computes(bench, load, lambda: time.sleep(_ALONE_S))
+        with_s = _while_it_computes(bench, load, write)
+    mib = bench.sources["device"].numel() >> 20
+    return Row("device", target, load, mib / took[0], 1e3 * with_s, 1e3 * without_s)
+
+
+def _while_it_computes(bench: Bench, load: str, work: Callable[[], object]) -> float:
+    """Do ``work`` while the receiver runs steps. Returns their median seconds."""
+    bench.child.send(load)
+    time.sleep(_AHEAD_S)
+    work()
+    bench.child.send("")
+    if not bench.child.poll(30.0):
+        raise AssertionError("the receiver does not end its steps")
+    median_s: float = bench.child.recv()
+    return median_s
+
+
+def _summary(rows: list[Row]) -> str:
+    idle, busy = rows[0], rows[len(rows) // len(TARGETS) - 1]
+    ratio = busy.with_ms / busy.without_ms
+    return f"{idle.mib_s:.0f} MiB/s, {busy.mib_s:.0f} beside the receiver's kernels, whose step takes {ratio:.2f} times"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

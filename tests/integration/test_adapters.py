@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from tools.adapters import RANK, write_adapter
 
 from integration.harness import Harness, HttpError, Pool, Server, blocks_in_use, complete, eventually, opened
 from integration.prompts import PROMPT
-from zoo.adapters import RANK, write_adapter
 
 pytestmark = pytest.mark.engines
 

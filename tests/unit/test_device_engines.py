@@ -141,6 +141,7 @@ def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
     first, last = push_figures(tmp_path).splitlines()
     assert first == "17 tokens, 1 pushes: pass 1500 ms, last byte 500.0 ms after, 0 MiB/s, 0 % before its end"
     assert last == "3 of 4 pushes done, content of 3 compared and equal"
+    assert push_figures(tmp_path / "none") == "0 of 0 pushes done, content of 0 compared and equal"
 
 
 def test_what_the_machine_has_or_vllm_does_not_need_is_not_packed() -> None:

@@ -103,7 +103,7 @@ def without_others(pushes: Sequence[PushTrace]) -> list[PushTrace]:
     """The pushes during which no other push was under way on any prefill engine of this machine."""
     spans = sorted((push.forward_begin or 0.0, _last(push), number) for number, push in enumerate(pushes))
     found, ended = list[PushTrace](), 0.0
-    for (begin, end, number), (next_begin, _, _) in zip(spans, [*spans[1:], (inf, inf, 0)], strict=True):
+    for (begin, end, number), (next_begin, _, _) in zip(spans, [*spans[1:], (inf, inf, 0)], strict=False):
         if ended <= begin and end <= next_begin:
             found.append(pushes[number])
         ended = max(ended, end)

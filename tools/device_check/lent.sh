@@ -51,7 +51,7 @@ compare() { # vLLM's version, seconds, options: engines of that version beside a
 }
 
 answers() { compare 0.26 270 --kill --logs "$there/logs/answers" graphs; }
-adapters() { compare 0.26 200 --adapters --rounds 1 --longest 2049 --logs "$there/logs/adapters" eager; }
+adapters() { compare 0.26 200 --adapters --rounds 1 --longest 2049 --dtype float32 --logs "$there/logs/adapters" eager; }
 older() { compare 0.23 200 --rounds 3 --longest 2049 --logs "$there/logs/older" sync-graphs; } # its decode engines need it
 local_once() { PYTHONPATH=$there/vllm-0.26:$site at_most 130 python3 -m pdcluster_cli local --once --device cuda; }
 
@@ -59,7 +59,7 @@ engines() {
     unpack packages && unpack vllm-0.23
     [ -d "$there/vllm-0.26/vllm" ] || { echo "vLLM is not here: this is another machine than the first call's" && exit 3; }
     site=$there/packages:$there/connector/python:$root
-    for folder in protocol router connector operator kube cli tests; do site=$site:$root/$folder; done
+    for folder in protocol router connector operator kube cli; do site=$site:$root/$folder; done
     export LD_LIBRARY_PATH=$there/connector/lib VLLM_USE_FLASHINFER_SAMPLER=0
     [ $# -gt 0 ] || set -- answers adapters older local
     for stage in "$@"; do

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from operator_cases.aliases import ACCEPTED_ALIASES
 from operator_cases.by_value import ACCEPTED_BY_VALUE
 from operator_cases.objects import CUDA, Accepted, D, P, both
 
@@ -131,6 +132,7 @@ ACCEPTED: Final = (
         before={"spec.model": {"name": "tiny"}},
     ),
     Accepted("the same secret", {"spec.auth.secretRef": {"name": "a"}}, before={"spec.auth.secretRef": {"name": "a"}}),
+    *ACCEPTED_ALIASES,
 )
 
 SCALER_ACCEPTED: Final = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from operator_cases.aliases import REFUSED_ALIASES
 from operator_cases.by_value import REFUSED_BY_VALUE
 from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
 from operator_cases.proxies import REFUSED_PROXIES
@@ -341,7 +342,7 @@ SCHEMA: Final = (
     ),
 )
 
-REFUSED: Final = (*RULES, *REFUSED_UPDATES, *SCHEMA, *REFUSED_PROXIES)
+REFUSED: Final = (*RULES, *REFUSED_UPDATES, *SCHEMA, *REFUSED_PROXIES, *REFUSED_ALIASES)
 
 SCALER_REFUSED: Final = (
     Refused(

@@ -25,89 +25,16 @@ from pdcluster_operator.api.base import (
     MAX_REPLICAS,
     ApiModel,
     CountOrPercent,
-    Fault,
     Name,
-    OpenObject,
     Rule,
     text_problem,
 )
+from pdcluster_operator.api.model import Model, name_in
 from pdcluster_operator.api.role import DeviceKind, Roles, ranks_of
 from pdcluster_operator.api.router import RouterSpec
 from pdcluster_operator.api.status import PDClusterStatus
 from pdcluster_operator.api.transfer import Transfer
 from pdcluster_protocol.launch import HTTP_PORT, TransferProtocol
-
-
-class Volume(ApiModel):
-    """A volume that holds the model."""
-
-    source: OpenObject = Field(min_length=1, max_length=1, json_schema_extra={"minProperties": 1, "maxProperties": 1})
-    """A pod's volume source, one key: persistentVolumeClaim, image, csi, nfs, hostPath and so on. Mounted read-only."""
-    path: str = Field(default="", max_length=1024)
-    """Folder of the model within the volume. Default: the volume's root."""
-
-
-def _name_in(model: str) -> str:
-    """A CEL expression: what clients ask for."""
-    return f"has({model}.servedName) ? {model}.servedName : has({model}.name) ? {model}.name : ''"
-
-
-class Model(ApiModel):
-    """The model, and the name by which clients ask for it."""
-
-    name: str | None = Field(default=None, min_length=1, max_length=256)
-    """Name on the model hub. Default: none; exactly one of name, path and volume is given."""
-    path: str | None = Field(default=None, min_length=1, max_length=1024)
-    """Folder in the engine's container, from the image or from a volume of podOverrides. Default: none."""
-    volume: Volume | None = None
-    """Volume that holds the model. Default: none."""
-    served_name: str | None = Field(default=None, min_length=1, max_length=256)
-    """Name that clients ask for. Default: model.name; with path or volume it must be given. Cannot change, for a
-    request in the middle of a rollout would meet engines that do not know its name."""
-    revision: str | None = Field(default=None, min_length=1, max_length=256)
-    """Branch, tag or commit on the model hub; only with name. Default: the hub's own default."""
-
-    rules = (
-        Rule(
-            holds="[has(self.name), has(self.path), has(self.volume)].filter(given, given).size() == 1",
-            says="model has %s, %s and %s: give exactly one of name, path and volume",
-            values=(
-                "has(self.name) ? 'name ' + self.name : 'no name'",
-                "has(self.path) ? 'path ' + self.path : 'no path'",
-                "has(self.volume) ? 'a volume' : 'no volume'",
-            ),
-            short="give exactly one of model.name, model.path and model.volume",
-        ),
-        Rule(
-            holds="has(self.servedName) || has(self.name)",
-            says="%s has no name that clients could ask for: set model.servedName",
-            values=("has(self.path) ? 'model.path ' + self.path : 'model.volume'",),
-            short="model.servedName is missing: clients need a name to ask for",
-            path=".servedName",
-            fault=Fault.REQUIRED,
-        ),
-        Rule(
-            holds="!has(self.revision) || has(self.name)",
-            says="model.revision %s names a revision on the model hub, and model.name is not set: "
-            "leave revision out, or set name",
-            values=("self.revision",),
-            short="model.revision needs model.name: leave revision out, or set name",
-            path=".revision",
-        ),
-        Rule(
-            holds=f"({_name_in('self')}) == ({_name_in('oldSelf')})",
-            says="the name that clients ask for cannot change from %s to %s: keep model.servedName %s, or make another "
-            "PDCluster and move the clients to it",
-            values=(_name_in("oldSelf"), _name_in("self"), _name_in("oldSelf")),
-            short="the name that clients ask for cannot change: make another PDCluster and move the clients to it",
-            path=".servedName",
-        ),
-    )
-
-    @property
-    def public_name(self) -> str:
-        """The name by which clients ask for the model."""
-        return self.served_name or self.name or ""
 
 
 class Rollout(ApiModel):
@@ -245,6 +172,7 @@ _BELOW: Final = f"{_PREFILL} < self.scaling.ratio.min * {_DECODE} - {_NEARLY}"
 _ABOVE: Final = f"{_PREFILL} > self.scaling.ratio.max * {_DECODE} + {_NEARLY}"
 
 _DECODE_RANKS: Final = ranks_of("self.roles.decode")
+_ALIASES: Final = "self.router.modelAliases"
 _LAST_PORT: Final = f"self.transfer.port + {_DECODE_RANKS} - 1"
 
 
@@ -281,6 +209,13 @@ class PDClusterSpec(ApiModel):
             values=(_tls_in("oldSelf"), _tls_in("self")),
             short="tls cannot change: make another PDCluster and move the clients to it",
             path=".tls",
+        ),
+        Rule(
+            holds=f"!has({_ALIASES}) || !{_ALIASES}.exists(one, one.name == ({name_in('self.model')}))",
+            says="router.modelAliases names %s, and the model is called so: leave it out",
+            values=(name_in("self.model"),),
+            short="router.modelAliases names the model's own name: leave it out",
+            path=".router.modelAliases",
         ),
         Rule(
             holds=f"!has(self.transfer.protocol) || self.transfer.protocol != '{TransferProtocol.ASCEND}' || "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
-from pdcluster_operator.api.base import DAY_S, MAX_NAME, ApiModel, Name, OpenObject, Rule
+from pdcluster_operator.api.base import DAY_S, MAX_NAME, ApiModel, Name, OpenObject, Rule, checked_by
 from pdcluster_operator.api.role import Resources
 from pdcluster_protocol.launch import ForwardedHeader, ProxyProtocol, RouterPolicy
 
@@ -77,6 +77,26 @@ class RouterProxies(ApiModel):
     )
 
 
+class Alias(ApiModel):
+    """Another name for the model or an adapter of it."""
+
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[^$,=\x00-\x20\x7f]+$")
+    """The name that clients may ask for, without blanks, commas, dollar and equals signs."""
+    model: str = Field(min_length=1, max_length=128, pattern=r"^[^$,\x00-\x20\x7f]+$")
+    """The name that engines list: model.servedName, or an adapter's. Answers bear it."""
+
+
+_OF_ALIASES: Final = "self.filter(one, self.exists(other, other.name == one.model))"
+_ALIAS_RULE: Final = Rule(
+    holds=f"{_OF_ALIASES}.size() == 0",
+    says="router.modelAliases names %s itself: give %s the name of a model",
+    values=(f"{_OF_ALIASES}[0].model", f"{_OF_ALIASES}[0].name"),
+    short="router.modelAliases has an alias of an alias: give each the name of a model",
+)
+_ONCE: Final = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+"""The API server refuses a second entry of the same name."""
+
+
 class RouterSpec(ApiModel):
     """The routers in front of the engines."""
 
@@ -90,6 +110,8 @@ class RouterSpec(ApiModel):
     policy: RouterPolicy = Field(
         default=RouterPolicy.LEAST_TOKENS, description=f"{RouterPolicy.explained()} Default least-tokens."
     )
+    model_aliases: list[Alias] = Field(default=[], max_length=16, json_schema_extra=checked_by([_ALIAS_RULE]) | _ONCE)
+    """Other names by which clients may ask, at most 16. Default: none."""
     request_timeout_seconds: int | None = Field(default=None, ge=1, le=DAY_S)
     """Seconds that a request may take in all, in [1, 86400]; then it is cut. Default: no such limit, for a long answer
     that flows is no fault."""

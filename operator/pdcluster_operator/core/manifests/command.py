@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final
 
-from pdcluster_operator.api.cluster import Model
+from pdcluster_operator.api.model import Model
 from pdcluster_operator.api.role import DeviceKind, RoleSpec
 from pdcluster_operator.core.manifests import pool_tls
 from pdcluster_operator.core.manifests.pool import ENGINE, PORT, Document, Pool, field_env, secret_ref

@@ -154,6 +154,7 @@ def router_argv(pool: Pool) -> list[str]:
         router_flag("--prefill-timeout", transfer.deadline_seconds),
         router_flag("--on-prefill-failure", transfer.on_failure.value),
         router_flag("--policy", router.policy.value),
+        *(router_flag("--model-alias", f"{alias.name}={alias.model}") for alias in router.model_aliases),
         router_flag("--drain-timeout", drain_s(pool)),
         *([router_flag("--request-timeout", router.request_timeout_seconds)] if router.request_timeout_seconds else []),
         *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),

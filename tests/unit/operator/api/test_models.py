@@ -7,7 +7,8 @@ from operator_cases.accepted import ACCEPTED, SCALER_ACCEPTED
 from operator_cases.objects import Accepted, By, Refused, pdcluster, scaler
 from operator_cases.refused import REFUSED, SCALER_REFUSED
 from pdcluster_operator.api.base import ApiModel, faults_in
-from pdcluster_operator.api.cluster import Model, PDCluster, metadata_problems
+from pdcluster_operator.api.cluster import PDCluster, metadata_problems
+from pdcluster_operator.api.model import Model
 from pdcluster_operator.api.role import RoleSpec
 from pdcluster_operator.api.scaler import PDRoleScaler
 from pdcluster_operator.api.status import ConditionStatus, PDClusterStatus, RoleStatus, WireCondition, summary_of

@@ -131,14 +131,13 @@ class TestDiscovery:
 
 
 class TestRouter:
-    def test_aliases_of_its_model_come_by_an_override_of_its_environment(self) -> None:
-        env = [{"name": "PDCLUSTER_MODEL_ALIASES", "value": "gpt-4=llama,fast=llama"}]
-        overrides = {"spec": {"containers": [{"name": "router", "env": env}]}}
-        pod = router_deployment(make_pool({"spec.router.podOverrides": overrides}))["spec"]["template"]["spec"]
-        told = {one["name"]: one["value"] for one in pod["containers"][0]["env"] if "value" in one}
+    def test_aliases_are_those_of_the_spec(self) -> None:
+        aliases = {"gpt-4": "llama", "fast": "org/sql:v1=2"}
+        listed = [{"name": name, "model": model} for name, model in aliases.items()]
+        pod = router_deployment(make_pool({"spec.router.modelAliases": listed}))["spec"]["template"]["spec"]
         words = [word.replace("$(POD_IP)", "10.0.0.7") for word in pod["containers"][0]["args"]]
-        settings = parse_settings([*words, "--namespace=default", "--kube-api=https://10.0.0.1"], told)
-        assert settings.models_by_alias == {"gpt-4": "llama", "fast": "llama"}
+        settings = parse_settings([*words, "--namespace=default", "--kube-api=https://10.0.0.1"])
+        assert settings.models_by_alias == aliases
 
     def test_its_command_line_is_one_that_the_router_takes(self) -> None:
         changes = {

@@ -112,6 +112,16 @@ def test_a_collector_that_stands_still_holds_up_nothing_and_costs_bounded_memory
     assert lost.number == num_lost
 
 
+def test_more_than_the_queue_holds_passes_it_in_time() -> None:
+    taker, lost = Taker(), Lost()
+    row = KeptRow("R", path=b"/v1/completions", moments=(0.1, "prefill_failed", "prefill-0", 1, "x" * (1 << 20)))
+    with exporting(taker, lost) as export:
+        for _ in range(2 * MAX_QUEUED_BYTES >> 20):
+            export.add(IDS, row, 1.0)
+            until(lambda: not export._ended)
+    assert lost.number == 0
+
+
 def test_a_name_of_a_model_as_long_as_a_body_is_not_kept_so_long() -> None:
     taker = Taker()
     with exporting(taker, Lost()) as export:

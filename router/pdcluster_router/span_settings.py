@@ -29,12 +29,28 @@ SPAN_HIDDEN: Final = frozenset(("otlp_headers",))
 
 def _checked_endpoint(url: str) -> str:
     parts = urlsplit(url)
+    said = "it" if "@" in url else repr(url)  # Before an @ there may be a secret.
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # .port raises on no number
-        raise ValueError(f"{url!r} is not a URL like http://HOST:4318")
+        raise ValueError(f"{said} is not a URL like http://HOST:4318")
+    if not _is_host(parts.hostname) or not _is_visible(parts.path):
+        raise ValueError(f"{said} has a host or a path that no connection can be made to: see its dots and spaces")
     if parts.query or parts.fragment or parts.username or parts.password:
         raise ValueError("it has a user, a query or a fragment: give secrets in --otlp-headers-file")
     path = parts.path.rstrip("/").removesuffix(TRACES_PATH)
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _is_host(name: str) -> bool:
+    """Whether it can be looked up: each label has 1 to 63 characters."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def _is_visible(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
 
 
 def pairs_in(text: str) -> dict[str, str]:
@@ -62,10 +78,20 @@ def headers_in(text: str) -> dict[str, str]:
         name, sign, value = (part.strip() for part in line.partition(":"))
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        if not (name and sign and f"{name}{value}".isascii() and f"{name}{value}".isprintable()) or " " in name:
+        if not (name and sign and _is_header(name, value)):
             raise ValueError(f"line {number} is not NAME: VALUE in printable ASCII")
         headers[name] = value
     return headers
+
+
+def _is_header(name: str, value: str) -> bool:
+    return _is_visible(name) and value.isascii() and value.isprintable()
+
+
+def _checked_headers(text: str) -> str:
+    if not all(_is_header(name, value) for name, value in pairs_in(text).items()):
+        raise ValueError("it has a header that is not printable ASCII: see for a line's end, as %0A, in its values")
+    return text
 
 
 def _checked_pairs(text: str) -> str:
@@ -75,6 +101,7 @@ def _checked_pairs(text: str) -> str:
 
 OtlpUrl = Annotated[str, AfterValidator(_checked_endpoint)]
 Pairs = Annotated[str, AfterValidator(_checked_pairs)]
+HeaderPairs = Annotated[str, AfterValidator(_checked_headers)]
 
 
 class SpanSettings(BaseModel):
@@ -89,7 +116,7 @@ class SpanSettings(BaseModel):
     otlp_headers_file: Path | None = None
     """File with a NAME: VALUE line for each header that the collector wants, such as a key: read at start. None: those
     of $OTEL_EXPORTER_OTLP_HEADERS, if there are any."""
-    otlp_headers: Pairs | None = Field(default=None, repr=False)
+    otlp_headers: HeaderPairs | None = Field(default=None, repr=False)
     """Headers that the collector wants, as NAME=VALUE with commas between them. None: none."""
     otlp_ca: Path | None = None
     """PEM file with the authorities that the collector's certificate is trusted by. None: those of this system."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -33,7 +35,9 @@ def num_seen(*engines: FakeEngine) -> list[int]:
 # It starts.
 
 
-async def test_a_router_that_starts_behind_a_service_answers_its_very_first_request() -> None:
+@asynccontextmanager
+async def one_that_starts_behind_a_service(**settings: Any) -> AsyncIterator[str]:
+    """The URL of a router that starts where engines are already."""
     wire, api = Wire(), api_server.ApiServer()
     prefill, decode = FakeEngine(wire), FakeEngine(wire)
     await api.start()
@@ -42,12 +46,27 @@ async def test_a_router_that_starts_behind_a_service_answers_its_very_first_requ
         host, _, port = engine.url.removeprefix("http://").partition(":")
         api.put(slice_of(role, role, endpoint(host, role, ready=True), port=int(port)))
     found = {"discovery": "kubernetes", "namespace": api.namespace, "cluster": "c", "kube_api": api.url}
-    async with running_server(**found) as (_, url):
-        answer = await (await RawClient.connect(url)).post(COMPLETIONS, PROMPT)
-        assert answer.status == 200, answer.body
+    async with running_server(**found, **settings) as (_, url):
+        yield url
     await api.stop()
     for engine in (prefill, decode):
         await engine.stop()
+
+
+async def test_a_router_that_starts_behind_a_service_answers_its_very_first_request() -> None:
+    async with one_that_starts_behind_a_service() as url:
+        answer = await (await RawClient.connect(url)).post(COMPLETIONS, PROMPT)
+        assert answer.status == 200, answer.body
+
+
+async def test_an_alias_that_is_an_engines_own_name_keeps_no_router_from_starting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One engine could else stop all of a pool's routers."""
+    async with one_that_starts_behind_a_service(model_aliases=["m=other"]) as url:
+        answer = await (await RawClient.connect(url)).post(COMPLETIONS, PROMPT)
+        assert answer.status == 404, "the alias holds, and nobody serves its model"
+    assert sum("alias hides a model alias=m alias_of=other" in message for message in caplog.messages) == 1
 
 
 async def test_a_router_whose_api_server_is_silent_opens_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

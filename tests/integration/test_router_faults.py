@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -238,6 +239,17 @@ async def test_a_stale_idle_connection_to_decode_is_replaced_under_a_new_transfe
     assert len(rig.decode.seen) == 1
     assert (rig.decode.seen[0].params or {})["transfer_id"] != old
     assert await rig.metric("pdcluster_router_decode_resent_total") == 1
+
+
+async def test_a_stale_idle_connection_to_the_last_decode_engine_is_replaced_though_it_is_not_ready_any_more(
+    rig: Rig,
+) -> None:
+    roster, client = rig.router.services.roster, await rig.client()
+    assert (await client.get("/health")).status == 200
+    rig.decode.hang_up_on_all()
+    rig.feed(client, request_bytes(COMPLETIONS, json.dumps(PROMPT).encode()))
+    roster.update([replace(member, is_ready=False) for member in roster.members])
+    assert (await client.receive()).status == 200
 
 
 async def test_a_stale_idle_connection_to_prefill_is_replaced(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -24,6 +25,8 @@ TRACE_ID: Final = "0af7651916cd43dd8448eb211c80319c"
 CALLER: Final = "b7ad6b7169203331"
 PARENT: Final = f"00-{TRACE_ID}-{CALLER}-01"
 STATE: Final = "vendor=a,other=b"
+SLACK_NS: Final = 50_000_000
+"""The wall clock may be set a little between two looks at it."""
 
 
 @pytest.fixture
@@ -66,6 +69,30 @@ async def test_a_request_is_a_tree_of_spans_below_its_caller_and_engines_are_chi
     assert Counter(span.name for span in collector.spans) == Counter(
         ["POST /v1/completions", "receive", "queue", "decode", "reservation", "first_token", "answer", "prefill"]
     )
+
+
+async def test_spans_are_as_long_as_their_request_took_and_lie_where_it_was(collector: FakeCollector) -> None:
+    async with traced_rig(collector) as rig:
+        rig.prefill.work_s = 0.3
+        before_ns = time.time_ns()
+        await ask(rig, traceparent=PARENT)
+        after_ns = time.time_ns()
+    assert before_ns - SLACK_NS <= min(span.begin_ns for span in collector.spans)
+    assert max(span.end_ns for span in collector.spans) <= after_ns + SLACK_NS
+
+
+async def test_a_router_that_remembers_no_requests_makes_the_same_spans(
+    collector: FakeCollector, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"{sha256(KEY.encode()).hexdigest()} team requests_per_minute=1\n")
+    key = f"Bearer {KEY}"
+    async with traced_rig(collector, kept_requests_bytes=0, api_key_file=keys) as rig:
+        assert (await ask(rig, authorization=key, traceparent=PARENT)).status == 200
+        assert (await ask(rig, authorization=key, traceparent=PARENT)).status == 429
+    owns = [span for span in collector.spans if span.parent_id == CALLER]
+    assert [own.attributes["http.response.status_code"] for own in owns] == [200, 429]
+    assert len(named(collector.spans, "prefill")) == 1
 
 
 async def test_a_request_without_a_trace_begins_one_and_why_and_access_log_tell_its_id(

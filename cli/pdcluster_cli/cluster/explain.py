@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 def main(words: Sequence[str]) -> int:
     """Exit status 0: the PDCluster is ready; 1: it is not; 2: it could not be read."""
     from pdcluster_cli.cluster.documents import Unreadable, read_cluster, read_file, where_of
+    from pdcluster_operator.core.seen.problems import printable
     from pdcluster_operator.core.status.conditions import Truth, Type
     from pdcluster_operator.core.status.explain import explain, explain_events
     from pdcluster_operator.core.status_document import read_status
@@ -29,7 +30,7 @@ def main(words: Sequence[str]) -> int:
     status = read_status(document.get("status"))
     generation = document.get("metadata", {}).get("generation", 0)
     events = [] if given.file else _read_events(document, where_of(given))
-    print("\n".join((*explain(status, generation), *explain_events(events))))
+    print("\n".join(map(printable, (*explain(status, generation), *explain_events(events)))))
     ready = status.condition(Type.READY) if status and status.observed_generation >= generation else None
     return 0 if ready and ready.truth is Truth.TRUE else 1
 

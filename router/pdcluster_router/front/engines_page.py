@@ -6,7 +6,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_protocol.pool_page import DiscoveryStatus, EngineRow, PoolPage, RecentFailures, Requests, RevisionRow
 from pdcluster_router.core.engines.breaker import FIRST_ERA
 from pdcluster_router.core.engines.membership import EngineState
-from pdcluster_router.core.engines.placement import serving_revisions
+from pdcluster_router.core.engines.placement import decode_tiers
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry.failures import RECENT_S
@@ -48,8 +48,8 @@ def _revision(revision: str, engines: list[Engine]) -> RevisionRow:
     serving = [engine for engine in engines if engine.state is EngineState.SERVING]
     ours = [engine for engine in serving if engine.revision == revision]
     counts = {role.value: sum(engine.role is role for engine in ours) for role in Role}
-    once_ready = [engine for engine in engines if engine.state.was_ready]
-    used = serving_revisions(serving) or serving_revisions(once_ready)
+    tiers = decode_tiers(engines)
+    used = {engine.revision for engine in tiers[0]} if tiers else set()
     return RevisionRow(revision, counts, serves=revision in used)
 
 

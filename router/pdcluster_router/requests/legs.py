@@ -19,7 +19,6 @@ from pdcluster_protocol.params import DecodeParams, refusal_in
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.apis.rewrite import Parts
 from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
-from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Timeouts
 from pdcluster_router.engines.engine import Engine
@@ -149,8 +148,8 @@ class DecodeLeg:
         return lost.is_stale and is_first_time
 
     def _may_get_work(self) -> bool:
-        """Whether the engine still takes new requests: it may have begun to terminate meanwhile."""
-        return self.engine is not None and self.engine.state is EngineState.SERVING
+        """Whether the engine may still take new requests: it may have begun to terminate meanwhile."""
+        return self.engine is not None and self.engine.state.was_ready
 
     def leave(self) -> None:
         """This engine is not asked again for this request; another one may be."""

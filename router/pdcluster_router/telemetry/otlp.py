@@ -1,18 +1,21 @@
 """OTLP over HTTP: spans as protobuf, and one POST to a collector.
 
 The encoding is OpenTelemetry's own package ``opentelemetry-proto``, which only a router with spans imports. Source of
-truth: https://opentelemetry.io/docs/specs/otlp, version 1. Of an answer only its head and some KiB are read, so that a
-collector that answers for ever costs no memory.
+truth: https://opentelemetry.io/docs/specs/otlp, version 1. Of an answer some KiB are read, its head and trailer
+included, and for some seconds: a collector that answers for ever costs neither memory nor Python's lock.
 """
 
 from __future__ import annotations
 
 import http.client
+import io
+import socket
 import ssl
+import time
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from google.protobuf.message import DecodeError
@@ -30,8 +33,11 @@ from pdcluster_router.core.telemetry.request_trace import NUM_SPAN_BYTES
 from pdcluster_router.core.telemetry.spans import Attributes, SpanKind, TraceSpan
 
 MAX_ANSWER_BYTES: Final = 64 << 10
+_MOST_READ_BYTES: Final = 2 * MAX_ANSWER_BYTES
+"""Of one answer: of its head, its body and what follows. Python's own limits are one for each line, not for all."""
 TIMEOUT_S: Final = 10.0
-"""Seconds for a connection, and for each piece of an answer: OpenTelemetry's default."""
+"""Seconds for a connection, for a body to be sent, and for a whole answer: OpenTelemetry's default."""
+_FAILURES: Final = (OSError, http.client.HTTPException)
 _SCOPE: Final = InstrumentationScope(name="pdcluster_router")
 _NS: Final = 1_000_000_000
 _KINDS: Final = {
@@ -108,15 +114,21 @@ def _value(value: str | float | bool) -> AnyValue:
 class SpanCollector:
     """One collector. Sender's thread only; may wait. ``close`` ends its connection."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], ca_file: Path | None) -> None:
+    def __init__(
+        self, url: str, headers: Mapping[str, str], ca_file: Path | None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         """``url``: with its path. ``headers``: secrets are among them. ``ca_file``: None: the system's authorities.
+        ``timeout_s``: as ``TIMEOUT_S``.
 
         Raises:
             ConfigError: ``ca_file`` has no certificates.
         """
         parts = urlsplit(url)
-        self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
-        self._tls = _tls_of(ca_file) if parts.scheme == "https" else None
+        is_tls = parts.scheme == "https"
+        self._host, self._path = parts.hostname or "", parts.path
+        self._port = parts.port or (443 if is_tls else 80)  # Without one, ``http.client`` would look for it in ``::1``.
+        self._tls = _tls_of(ca_file) if is_tls else None
+        self._timeout_s = timeout_s
         self._headers = {"content-type": "application/x-protobuf", "user-agent": "pdcluster-router", **headers}
         self._connection: http.client.HTTPConnection | None = None
         self.problem = ""
@@ -124,12 +136,22 @@ class SpanCollector:
 
     def post(self, body: bytes) -> tuple[Sent, int]:
         """Sends ``body``. Returns what became of it, and how many spans the collector has rejected."""
+        was_kept = self._connection is not None
         try:
             return self._post(body)
-        except (OSError, http.client.HTTPException) as error:
+        except ConnectionError as error:
             self.close()
+            return self.post(body) if was_kept else self._failed(error)  # The collector has ended the one that we kept.
+        except (*_FAILURES, ValueError) as error:
+            self.close()
+            return self._failed(error)
+
+    def _failed(self, error: Exception) -> tuple[Sent, int]:
+        if isinstance(error, _FAILURES):
             self.problem = str(error) or type(error).__name__
             return Sent.AGAIN, 0
+        self.problem = f"it cannot be sent ({type(error).__name__})"  # The error may quote a header.
+        return Sent.REFUSED, 0
 
     def close(self) -> None:
         if self._connection is not None:
@@ -138,6 +160,8 @@ class SpanCollector:
 
     def _post(self, body: bytes) -> tuple[Sent, int]:
         connection = self._connection = self._connection or self._connect()
+        if connection.sock is not None:
+            connection.sock.settimeout(self._timeout_s)  # The answer before has left some of it.
         connection.request("POST", self._path, body, self._headers)
         with connection.getresponse() as answer:
             said = answer.read(MAX_ANSWER_BYTES)
@@ -150,8 +174,11 @@ class SpanCollector:
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._tls is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=self._tls)
+            made = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        else:
+            made = http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=self._tls)
+        made.response_class = _BoundedAnswer
+        return made
 
     def _rejected_in(self, said: bytes) -> int:
         try:
@@ -162,6 +189,41 @@ class SpanCollector:
         if num_rejected:
             self.problem = f"it rejected {num_rejected} spans: {partial.error_message}"
         return num_rejected
+
+
+class _BoundedAnswer(http.client.HTTPResponse):
+    """An answer of which no more is read than there is time and room for."""
+
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self.fp = io.BufferedReader(_BoundedBytes(sock))
+
+
+class _BoundedBytes(io.RawIOBase):
+    """The bytes that come from ``sock``: so many, and for its timeout, which counts from now for all of them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._deadline = time.monotonic() + (sock.gettimeout() or TIMEOUT_S)
+        self._left_bytes = _MOST_READ_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0 or not self._left_bytes:
+            raise http.client.HTTPException("its answer has no end")
+        self._sock.settimeout(left_s)
+        num_read = self._raw.readinto(memoryview(buffer)[: self._left_bytes])
+        self._left_bytes -= num_read or 0
+        return num_read
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _tls_of(ca_file: Path | None) -> ssl.SSLContext:

@@ -82,6 +82,8 @@ class SpanExport:
         self._ended: deque[EndedRequest] = deque()
         self._num_put_bytes = self._num_taken_bytes = 0
         """Two numbers, so that each has one writer: the event loop's thread, and ours."""
+        self._num_full = self._num_full_told = 0
+        """The requests that found the queue full; and how many of them the log has told of. The same two writers."""
         self._is_losing = False
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="pdcluster spans", daemon=True)
@@ -92,6 +94,7 @@ class SpanExport:
         entry = EndedRequest(ids, _encode(without_long_model(row)), arrived_at_unix_s, num_parts)
         num_bytes = len(entry.row) + ENTRY_BYTES
         if self._num_put_bytes - self._num_taken_bytes + num_bytes > MAX_QUEUED_BYTES:
+            self._num_full += 1
             self._count_lost(1)
             return
         self._num_put_bytes += num_bytes
@@ -147,14 +150,18 @@ class SpanExport:
         self._tell(num_requests if sent is not Sent.TAKEN else min(num_rejected, num_requests))
 
     def _tell(self, num_lost: int) -> None:
+        """``num_lost``: of the batch that was sent. What has found the queue full since the last one is lost too."""
         if num_lost:
             self._count_lost(num_lost)
-        if num_lost and not self._is_losing:
-            reason = scrub(self._collector.problem)
+        num_full = self._num_full  # Once: it grows in the other thread.
+        is_losing = num_lost > 0 or num_full > self._num_full_told
+        self._num_full_told = num_full
+        if is_losing and not self._is_losing:
+            reason = scrub(self._collector.problem) if num_lost else "it takes them too slowly"
             logger.warning("spans are lost reason=%s: see that the collector of --otlp-endpoint takes them", reason)
-        elif self._is_losing and not num_lost:
+        elif self._is_losing and not is_losing:
             logger.warning("spans are sent again")
-        self._is_losing = bool(num_lost)
+        self._is_losing = is_losing
 
 
 _CLOSE_S: Final = 2.0

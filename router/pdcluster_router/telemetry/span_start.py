@@ -34,10 +34,13 @@ def span_export_of(settings: Settings, count_lost: Callable[[int], None]) -> Spa
     url = settings.otlp_endpoint + TRACES_PATH
     collector = SpanCollector(url, otlp_headers_of(settings), settings.otlp_ca)
     scheme = "http" if settings.tls_cert is None else "https"
-    return SpanExport(collector, SpanEncoder(_resource_of(settings)), scheme, count_lost)
+    return SpanExport(collector, SpanEncoder(resource_of(settings)), scheme, count_lost)
 
 
-def _resource_of(settings: Settings) -> dict[str, str]:
-    """The facts about this router, by OpenTelemetry's names. What the settings say comes first."""
-    ours = {"service.instance.id": f"{platform.node()}:{os.getpid()}"}
-    return {**ours, **pairs_in(settings.otlp_resource), "service.name": settings.otlp_service_name}
+def resource_of(settings: Settings) -> dict[str, str]:
+    """The facts about this router, by OpenTelemetry's names. What the settings say comes first, of two names of the
+    service the one that is a setting of its own."""
+    name = {"service.name": settings.otlp_service_name}
+    ours = {"service.instance.id": f"{platform.node()}:{os.getpid()}", **name}
+    is_named = "otlp_service_name" in settings.model_fields_set
+    return {**ours, **pairs_in(settings.otlp_resource), **(name if is_named else {})}

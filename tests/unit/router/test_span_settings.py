@@ -10,6 +10,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.__main__ import parse_settings
 from pdcluster_router.settings import Settings
 from pdcluster_router.span_settings import headers_in, otlp_headers_of, pairs_in
+from pdcluster_router.telemetry.span_start import resource_of
 
 ENGINES = ["--prefill", "http://p", "--decode", "http://d"]
 
@@ -29,6 +30,40 @@ def test_the_path_of_traces_may_be_there_or_not(url: str) -> None:
 def test_an_endpoint_is_a_url_without_secrets(url: str) -> None:
     with pytest.raises(ConfigError, match="--otlp-endpoint"):
         settings_of("--otlp-endpoint", url)
+
+
+@pytest.mark.parametrize("url", ["http://c..svc:4318", f"http://{'a' * 64}.b", "http://c/\u00e9", "http://c/a b"])
+def test_an_endpoint_that_no_connection_could_be_made_to_is_refused_at_start(url: str) -> None:
+    with pytest.raises(ConfigError, match="--otlp-endpoint"):
+        settings_of("--otlp-endpoint", url)
+
+
+@pytest.mark.parametrize("url", ["grpc://u:sesame@c", "u:sesame@c:4318", "http://u:sesame@"])
+def test_a_secret_in_a_url_that_is_written_otherwise_is_not_told(url: str) -> None:
+    with pytest.raises(ConfigError, match="--otlp-endpoint") as told:
+        settings_of(OTEL_EXPORTER_OTLP_ENDPOINT=url)
+    assert "sesame" not in str(told.value)
+
+
+@pytest.mark.parametrize("text", ["x-key=sesame%0A", "x%0Ay=sesame", "x%20y=sesame", "x=%C3%A9sesame"])
+def test_a_header_that_cannot_be_sent_is_refused_at_start(text: str) -> None:
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as told:
+        settings_of(OTEL_EXPORTER_OTLP_HEADERS=text)
+    assert "sesame" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        ({}, "pdcluster-router"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=chat"}, "chat"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=chat", "OTEL_SERVICE_NAME": "talk"}, "talk"),
+    ],
+)
+def test_a_services_name_may_be_among_the_attributes_and_its_own_variable_comes_first(
+    environ: dict[str, str], name: str
+) -> None:
+    assert resource_of(settings_of(**environ))["service.name"] == name
 
 
 def test_opentelemetrys_variables_hold_and_flags_come_first() -> None:

@@ -43,7 +43,7 @@ def parent_in(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, byt
     given = fields.get(TRACE_HEADER)
     if given is None or sum(name == TRACE_HEADER for name, _ in headers) > 1:
         return None
-    found = _PARENT.fullmatch(given)
+    found = _PARENT.fullmatch(given.rstrip(b" \t"))  # The parser leaves what is no part of a value: RFC 9110, 5.5.
     if found is None or found[1] == _NO_VERSION or found[2] == _NO_TRACE or found[3] == _NO_PARENT:
         return None
     if found[1] == _FIRST_VERSION and found[5] is not None:

@@ -164,13 +164,16 @@ def _worth(engines: list[E]) -> tuple[bool, ...]:
 def _group_of(identity: Identity, engines: list[E], present: list[E]) -> ModelGroup[E]:
     """A base model that no prefill engine serves is a mistake in somebody's settings: then no engine can be used.
 
-    If no healthy engine of a role has told it, silent ones may get its requests: the connectors compare base models.
+    If no healthy pair has told it, silent ones may get its requests, each where no healthy engine of its role and
+    revision has told it: the connectors compare base models.
     """
     if identity != BASE:
         return _group(engines, present)
     well = [engine for engine in engines if engine.state is EngineState.SERVING and engine.is_healthy]
-    missing = [role for role in Role if not _has(well, role)]
-    silent = [engine for engine in present if engine.listing is None and engine.role in missing]
+    if serving_revisions(well):
+        return ModelGroup(tuple(engines))
+    told = {(engine.role, engine.revision) for engine in well}
+    silent = [one for one in present if one.listing is None and (one.role, one.revision) not in told]
     return ModelGroup((*engines, *silent))
 
 

@@ -126,10 +126,10 @@ def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
     without an engine of each role that is, or was, ready.
     """
     decodes = _paired_decodes(_serving(engines))
-    once_ready = _paired_decodes([engine for engine in engines if engine.state.was_ready])
-    well = [engine for engine in engines if engine.is_healthy and not engine.breaker.is_ejected]
+    once_ready = _paired_decodes(_once_ready(engines))
+    well = _well(engines)
     best = _paired_decodes(_serving(well))
-    answering = _paired_decodes([engine for engine in well if engine.state.was_ready])
+    answering = _paired_decodes(_once_ready(well))
     healthy = [engine for engine in once_ready if engine.is_healthy]
     tiers = (best, answering, healthy, decodes)
     return tuple(tier for tier in (*map(usable, tiers), decodes, once_ready) if tier)
@@ -142,23 +142,22 @@ def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     Those that are not ready any more come as in ``decode_tiers``.
     """
     ours = [engine for engine in engines if engine.role is Role.PREFILL and engine.revision == revision]
-    serving = _serving(ours)
-    healthy = [engine for engine in serving if engine.is_healthy]
-    once_ready = [engine for engine in ours if engine.state.was_ready]
+    serving, once_ready = _serving(ours), _once_ready(ours)
+    well = _well(ours)
     answering = [engine for engine in once_ready if engine.is_healthy]
     finishing = [engine for engine in ours if engine.state is EngineState.FINISHING]
-    tiers = (usable(healthy), usable(answering), usable(serving), serving, once_ready, finishing)
+    tiers = (_serving(well), _once_ready(well), usable(answering), usable(serving), serving, once_ready, finishing)
     return tuple(tier for tier in tiers if tier)
 
 
 def usable_prefills(engines: Sequence[S]) -> list[S]:
-    """The prefill engines that new requests can count on: serving, healthy, and with a decode engine to push to.
+    """The prefill engines that new requests can count on: healthy, and of the revisions of the best pairs there are.
 
-    If no serving engines make a pair, those that were ready count.
+    The pairs come in the order of ``decode_tiers``.
     """
-    used = _serving(engines)
-    if not serving_revisions(used):
-        used = [engine for engine in engines if engine.state.was_ready]
+    well = _well(engines)
+    kinds = (_serving(well), _once_ready(well), _serving(engines), _once_ready(engines))
+    used = next((these for these in kinds if serving_revisions(these)), [])
     revisions = serving_revisions(used)
     prefills = [engine for engine in used if engine.role is Role.PREFILL and engine.is_healthy]
     return usable([engine for engine in prefills if engine.revision in revisions])
@@ -203,3 +202,11 @@ def proven(engines: Sequence[S]) -> Sequence[S]:
 
 def _serving(engines: Iterable[S]) -> list[S]:
     return [engine for engine in engines if engine.state is EngineState.SERVING]
+
+
+def _once_ready(engines: Iterable[S]) -> list[S]:
+    return [engine for engine in engines if engine.state.was_ready]
+
+
+def _well(engines: Iterable[S]) -> list[S]:
+    return [engine for engine in engines if engine.is_healthy and not engine.breaker.is_ejected]

@@ -116,6 +116,14 @@ def test_what_is_not_ready_is_told_with_its_cure(tmp_path: Path, example: dict[s
     assert "kubectl describe pod" in told
 
 
+def test_what_a_condition_says_steers_no_terminal(tmp_path: Path, example: dict[str, Any], typed: Typed) -> None:
+    quoting = condition("Accepted", "False", "Refused", "spec.model is \x1b[2J\x9b1Aa\nReady: all is well")
+    status = {"conditions": [quoting, condition("Ready", "False", "Refused", "")], "target": "a\x1b[1mb"}
+    told = typed("explain", "-f", put(tmp_path, {**example, "status": status}), status=1).out
+    assert told[:-1].isprintable(), "one line"
+    assert "Ready: all is well" in told
+
+
 def test_an_object_without_status_was_not_looked_at(tmp_path: Path, example: dict[str, Any], typed: Typed) -> None:
     assert typed("explain", "-f", put(tmp_path, example), status=1).out == f"{NOT_LOOKED_AT}\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from zlib import crc32
 
 import pytest
@@ -122,6 +123,18 @@ async def test_a_request_keeps_its_model_when_all_engines_of_one_role_serve_anot
         pool.says(decode, QWEN)
         assert (asked.prefills, asked.decodes) == (set(), set())
         assert Asked(pool, "qwen").decodes == {decode}
+
+
+async def test_what_a_name_was_on_an_engine_that_leaves_holds_for_the_requests_that_it_has() -> None:
+    async with pool_of((PREFILL, OLD), (DECODE, OLD)) as (pool, engines):
+        asked = Asked(pool, "sql")
+        for engine in engines:
+            engine.take(1)
+        pool.members = [replace(one, is_terminating=True, is_serving=False) for one in pool.members]
+        pool.add(PREFILL, NEW), pool.add(DECODE, NEW)
+        assert asked.prefills | asked.decodes == set()
+        for engine in engines:
+            engine.give_back(1)
 
 
 async def test_a_request_that_waits_gets_engines_that_have_loaded_one_more_adapter() -> None:

@@ -112,6 +112,16 @@ def test_a_collector_that_stands_still_holds_up_nothing_and_costs_bounded_memory
     assert lost.number == num_lost
 
 
+def test_more_than_the_queue_holds_passes_it_in_time() -> None:
+    taker, lost = Taker(), Lost()
+    row = KeptRow("R", path=b"/v1/completions", moments=(0.1, "prefill_failed", "prefill-0", 1, "x" * (1 << 20)))
+    with exporting(taker, lost) as export:
+        for _ in range(2 * MAX_QUEUED_BYTES >> 20):
+            export.add(IDS, row, 1.0)
+            until(lambda: not export._ended)
+    assert lost.number == 0
+
+
 def test_a_name_of_a_model_as_long_as_a_body_is_not_kept_so_long() -> None:
     taker = Taker()
     with exporting(taker, Lost()) as export:
@@ -159,6 +169,27 @@ def test_a_request_whose_spans_cannot_be_made_costs_no_other_its_spans() -> None
         until(lambda: bool(taker.bodies))
     assert lost.number == 1
     assert {span.trace_id for span in spans_in(b"".join(taker.bodies))} == {IDS.trace_id}
+
+
+def test_what_finds_the_queue_full_is_told_in_the_log_though_the_collector_takes_all_that_it_gets(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    taker, lost = Taker(), Lost()
+    taker.may_answer.clear()
+    row = KeptRow("R", path=b"/v1/completions", moments=(0.1, "prefill_failed", "prefill-0", 1, "x" * (1 << 20)))
+    with exporting(taker, lost) as export:
+        export.add(IDS, ROW, 1.0)
+        until(lambda: bool(taker.bodies))
+        for _ in range(9):
+            export.add(IDS, row, 1.0)
+        assert lost.number > 0
+        taker.may_answer.set()
+        until(lambda: len(caplog.messages) == 2)
+    assert caplog.messages == [
+        "spans are lost reason=it takes them too slowly: see that the collector of --otlp-endpoint takes them",
+        "spans are sent again",
+    ]
 
 
 def test_what_is_left_is_sent_at_the_end() -> None:
@@ -258,6 +289,91 @@ def test_an_answer_that_is_no_http_is_a_failure_that_may_pass(bytes_: bytes) -> 
     with running_collector() as fake:
         fake.answer = answer
         assert posted(fake)[0][0] is Sent.AGAIN
+
+
+@pytest.mark.parametrize(
+    ("head_", "endless"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n"),
+    ],
+    ids=["heads", "trailers"],
+)
+def test_an_answer_whose_head_or_trailer_has_no_end_is_read_no_further_than_some_kib(
+    head_: bytes, endless: bytes
+) -> None:
+    """Else the thread would take a core, and Python's lock with it, for as long as the collector likes."""
+    num_written = 0
+
+    def answer(wire: Any) -> None:
+        nonlocal num_written
+        wire.write(head_)
+        try:
+            while num_written < 1 << 24:
+                num_written += wire.write(endless * 4096)
+        except OSError:
+            pass
+        wire.close()
+        raise ConnectionError
+
+    with running_collector() as fake:
+        fake.answer = answer
+        assert posted(fake)[0][0] is Sent.AGAIN
+    assert num_written < 1 << 24, "the router went on reading"
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up_in_time() -> None:
+    has_hung_up = threading.Event()
+
+    def drips(wire: Any) -> None:
+        wire.write(b"HTTP/1.1 200 OK\r\nx: ")
+        try:
+            while True:
+                wire.write(b"y")
+                time.sleep(0.01)
+        except OSError:
+            has_hung_up.set()
+            raise
+
+    with running_collector() as fake:
+        fake.answer = drips
+        collector = SpanCollector(fake.url + "/v1/traces", {}, None, timeout_s=0.2)
+        assert collector.post(b"")[0] is Sent.AGAIN
+        assert has_hung_up.wait(PATIENCE_S)
+
+
+def test_a_connection_that_the_collector_has_ended_meanwhile_costs_no_try() -> None:
+    """Else the last spans of a router that stops are lost, since there is no time for another try."""
+
+    def takes_one(wire: Any) -> None:
+        wire.write(head("200 OK"))
+        wire.close()
+        raise ConnectionError
+
+    with running_collector() as fake:
+        fake.answer = takes_one
+        assert posted(fake, 3) == [(Sent.TAKEN, 0)] * 3
+
+
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [
+        ("http://c..svc:4318/v1/traces", {}),
+        ("http://127.0.0.1:1/\u00e9", {}),
+        ("http://127.0.0.1:1/", {"x-key": "sesame\n"}),
+    ],
+)
+def test_what_cannot_be_sent_ends_no_thread_and_tells_no_secret(url: str, headers: dict[str, str]) -> None:
+    collector = SpanCollector(url, headers, None)
+    assert collector.post(b"") == (Sent.REFUSED, 0)
+    assert collector.problem
+    assert "sesame" not in collector.problem
+
+
+@pytest.mark.parametrize(("url", "port"), [("http://[::1]/x", 80), ("https://[::1]/x", 443), ("http://[::1]:7/x", 7)])
+def test_an_ipv6_address_needs_no_port(url: str, port: int) -> None:
+    connection = SpanCollector(url, {}, None)._connect()
+    assert (connection.host, connection.port) == ("::1", port)
 
 
 def test_a_collector_that_nobody_runs_is_tried_again() -> None:

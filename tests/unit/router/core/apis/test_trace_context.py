@@ -17,7 +17,13 @@ def found_in(*values: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "value", [f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00", f"cc-{TRACE}-{SPAN}-01-what-comes"]
+    "value",
+    [
+        f"00-{TRACE}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-00",
+        f"cc-{TRACE}-{SPAN}-01-what-comes",
+        f"00-{TRACE}-{SPAN}-01 \t",  # The parser leaves the space behind a value, which is no part of it.
+    ],
 )
 def test_a_valid_one_names_its_trace(value: str) -> None:
     assert found_in(value) == TRACE

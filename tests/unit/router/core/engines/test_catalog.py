@@ -104,6 +104,28 @@ def test_engines_that_have_not_told_their_models_serve_a_base_model_that_others_
     assert silent not in group.engines, "one that has told them is there"
 
 
+@pytest.mark.parametrize("is_healthy", [True, False])
+def test_a_name_that_nobody_lists_may_be_that_of_a_silent_engine_which_answers(*, is_healthy: bool) -> None:
+    silent = [Stub(PREFILL, None), Stub(DECODE, None, is_healthy=is_healthy)]
+    group = group_for("nobody's", [*pair(PLAIN), *silent])
+    assert (group.engines if group is not None else ()) == (tuple(silent) if is_healthy else ())
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_silent_engine_stands_in_though_one_of_its_role_and_another_revision_has_told_its_models(role: Role) -> None:
+    silent, old = Stub(role, None, revision="2"), Stub(role, PLAIN, revision="1")
+    other = Stub(_other(role), PLAIN, revision="2")
+    elsewhere = Stub(role, QWEN, revision="3")
+    group = group_for("m", [old, silent, other, elsewhere])
+    assert group is not None
+    assert {silent, other} <= set(group.engines), "no pair is left without it: revisions are never paired"
+    assert elsewhere not in group.engines
+    whole = Stub(_other(role), PLAIN, revision="1")
+    group = group_for("m", [old, whole, silent, other, elsewhere])
+    assert group is not None
+    assert silent not in group.engines, "a pair that has told its models is there"
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_a_decode_engine_will_serve_comes_before_what_only_prefill_engines_have(*, is_first: bool) -> None:
     one, other = (ONE, TWO) if is_first else (TWO, ONE)

@@ -132,6 +132,8 @@ def test_decode_is_chosen_among_serving_engines_of_revisions_that_have_both_role
         ("p1? p1x", []),
         ("p1! p1- p1/ p1~", ["p1!", "p1-", "p1! p1- p1/", "p1~"]),
         ("p1! p1+", ["p1+", "p1! p1+", "p1+", "p1! p1+"]),
+        ("p1+1 p1!", ["p1!", "p1+1", "p1+1 p1!"]),
+        ("p1+1 p1!2 p1-", ["p1+1", "p1-", "p1+1 p1-", "p1+1 p1!2 p1-"]),
         ("p2+", []),
     ],
 )
@@ -154,6 +156,10 @@ def test_prefill_is_of_the_revision_and_one_that_terminates_is_the_last_to_be_as
         ("p1! p1! p1/ d1!", 2),
         ("p1! d1! p2+ d2+", 1),
         ("p1? d1+", 0),
+        ("p1- d1- p2! p2! d2!", 2),
+        ("p1- p1! p1! d1+", 2),
+        ("p1+ d1- p2+ d2+", 1),
+        ("p1+ p1! d1!", 2),
     ],
 )
 def test_admission_counts_prefill_engines_that_new_requests_can_reach(engines: str, expected: int) -> None:

@@ -95,6 +95,23 @@ def test_a_lane_whose_session_does_not_close_is_left_at_the_deadline_and_not_cal
         assert worker.close(time.monotonic() + EDGE_S)
 
 
+class _Unclosable(Wrapped):
+    def close(self) -> None:
+        raise RuntimeError("the library gave up")
+
+
+def test_a_lane_whose_session_cannot_be_closed_is_not_called_over_though_its_thread_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has written may still read the KV cache."""
+    monkeypatch.setattr("os.kill", lambda *_: None)
+    with granted_push(_Unclosable) as (worker, _):
+        assert not worker.close(time.monotonic() + EDGE_S)
+        assert not any(thread.name.startswith("pdcluster-lane") for thread in threading.enumerate())
+        assert not worker.close(PASSED)
+    ending._kept.clear()
+
+
 @dataclass
 class _Noted:
     """A worker or sessions: notes its deadline."""

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from pdcluster_connector.adapter_files import FilesChanged, digest_of, files_of, folder_of
 from pdcluster_connector.core.adapters import (
@@ -31,9 +31,10 @@ MAX_QUEUED: Final = 1024
 """The most adapters whose files wait to be read. Further ones are asked for again."""
 _CLOSE_S: Final = 2.0
 _UNSEEN: Final = "it was loaded before the connector could see it: load it again"
-
-_LoadKey = TypeVar("_LoadKey")
-_LoadValue = TypeVar("_LoadValue")
+_IN_HUB: Final = (
+    "vLLM does not hold it, and will take the newest version that it finds in a hub: hold more adapters "
+    "(--max-cpu-loras), or serve it from a folder"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,6 @@ class AdapterLoads:
         self._queue: queue.Queue[Files | None] = queue.Queue(MAX_QUEUED + 1)
         self._loaded: OrderedDict[int, _LastLoad] = OrderedDict()
         """The forward thread writes."""
-        self._folders: dict[str, str] = {}
-        """Of names in a hub: the folder that vLLM has read last. The forward thread writes."""
         self._thread = threading.Thread(target=self._read_all, name="pdcluster-adapters", daemon=True)
         self._thread.start()
 
@@ -69,8 +68,6 @@ class AdapterLoads:
         self, asked: AdapterRequest, before: Files | None, folder: str | None, is_resident: Callable[[], bool]
     ) -> None:
         """vLLM has read the adapter from ``folder``. Forward thread, while vLLM loads."""
-        if folder is not None:
-            _keep(self._folders, asked.path, folder)
         load = load_of(asked, before, files_of(folder) if folder else None)
         self._remember(asked.number, _LastLoad(load, is_resident))
         if load.files is not None and not load.problem:
@@ -91,8 +88,9 @@ class AdapterLoads:
         is_held = known is not None and known.load.name == asked.name and known.is_resident()
         if known is not None and is_held and not asked.is_read_each_step:
             return known.load
-        folder = folder_of(asked.path) or self._folders.get(asked.path)
-        return load_of(asked, None, files_of(folder) if folder else None)
+        if (folder := folder_of(asked.path)) is None:
+            return AdapterLoad(asked.name, asked.use, problem=asked.problem or _IN_HUB)
+        return load_of(asked, None, files_of(folder))
 
     def content(self, load: AdapterLoad) -> ContentAnswer:
         """The content of ``load``. If it is not known its files are read, and a later call tells."""
@@ -142,10 +140,3 @@ class AdapterLoads:
                     self._digests.found(files, digest)
                 else:
                     self._digests.failed(files, failure)
-
-
-def _keep(values: dict[_LoadKey, _LoadValue], key: _LoadKey, value: _LoadValue) -> None:
-    values.pop(key, None)
-    values[key] = value
-    if len(values) > MAX_LOADS:
-        del values[next(iter(values))]

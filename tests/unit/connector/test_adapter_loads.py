@@ -153,10 +153,18 @@ def test_an_adapter_whose_content_cannot_be_known_says_why(tmp_path: Path) -> No
         assert why in found.reason
 
 
-def test_a_name_in_a_hub_is_looked_for_where_vllm_has_read_it_last(tmp_path: Path) -> None:
+def test_a_name_in_a_hub_is_known_while_vllm_holds_it_and_not_before_it_is_looked_for_again(tmp_path: Path) -> None:
+    """vLLM asks the hub at each load, and takes the newest version."""
     put(tmp_path, b"old")
     hub = AdapterRequest(1, "sql", "somebody/sql", "use")
+    held = {1}
     with loads_of() as loads:
         assert loads.files_before(hub) is None
-        loads.loaded(hub, None, str(tmp_path), lambda: False)
+        loads.loaded(hub, None, str(tmp_path), lambda: 1 in held)
+        assert loads.at_hand(hub) == loads.in_step(hub)
         assert content(loads, loads.at_hand(hub)).content == digest_now(tmp_path)
+        held.clear()
+        found = loads.content(loads.at_hand(hub))
+        assert isinstance(found, UnknownContent)
+        assert found.is_final
+        assert "in a hub" in found.reason

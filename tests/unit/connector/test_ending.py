@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import logging
+import os
+import signal
 import threading
 import time
 import weakref
@@ -121,11 +122,20 @@ def test_a_part_that_blocks_keeps_no_other_from_its_end_and_all_have_one_deadlin
     assert [it.levelno for it in caplog.records] == [logging.CRITICAL]
 
 
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """Also where this process was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
 def test_memory_is_kept_if_a_signal_interrupts_the_wait(gate: threading.Event) -> None:
     """A user at a prompt ends an engine, and loses patience."""
 
     def interrupt() -> bool:
-        _thread.interrupt_main()
+        os.kill(os.getpid(), signal.SIGINT)
         return gate.wait(PATIENCE_S)
 
     part = Fake(interrupt)

@@ -32,11 +32,14 @@ def folder_of(path: str) -> str | None:
 
 
 def files_of(folder: str) -> Files | None:
-    """The adapter's files as they are now; None: one is missing, or cannot be looked at. A few system calls."""
+    """The adapter's files as they are now; None: one is missing, or cannot be looked at. A few system calls.
+
+    Raises nothing: an error in the receiver's thread would cost other requests their news.
+    """
     try:
         weights = next((name for name in WEIGHTS if (Path(folder) / name).is_file()), WEIGHTS[0])
         return Files(folder, tuple(_stamp(folder, name) for name in (CONFIG, weights)))
-    except OSError:
+    except (OSError, ValueError):  # a path that no file can have
         return None
 
 

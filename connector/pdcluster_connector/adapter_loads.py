@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from pdcluster_connector.adapter_files import FilesChanged, digest_of, files_of, folder_of
-from pdcluster_connector.core.adapters import AdapterLoad, AdapterRequest, ContentAnswer, Digests, Files, load_of
+from pdcluster_connector.core.adapters import (
+    AdapterLoad,
+    AdapterRequest,
+    ContentAnswer,
+    Digests,
+    Files,
+    ReadFailure,
+    load_of,
+)
 from pdcluster_connector.ending import left_s
 
 MAX_LOADS: Final = 4096
-"""The most adapters whose last load is remembered. An adapter that was dropped counts as not loaded."""
+"""The most adapters whose last load is remembered, beside those that vLLM holds. Others count as not loaded."""
 MAX_QUEUED: Final = 1024
 """The most adapters whose files wait to be read. Further ones are asked for again."""
 _CLOSE_S: Final = 2.0
 _UNSEEN: Final = "it was loaded before the connector could see it: load it again"
-
-_LoadKey = TypeVar("_LoadKey")
-_LoadValue = TypeVar("_LoadValue")
+_IN_HUB: Final = (
+    "vLLM does not hold it, and will take the newest version that it finds in a hub: hold more adapters "
+    "(--max-cpu-loras), or serve it from a folder"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +54,8 @@ class AdapterLoads:
         self._digests = Digests()
         self._queued: set[Files] = set()
         self._queue: queue.Queue[Files | None] = queue.Queue(MAX_QUEUED + 1)
-        self._loaded: dict[int, _LastLoad] = {}
+        self._loaded: OrderedDict[int, _LastLoad] = OrderedDict()
         """The forward thread writes."""
-        self._folders: dict[str, str] = {}
-        """Of names in a hub: the folder that vLLM has read last. The forward thread writes."""
         self._thread = threading.Thread(target=self._read_all, name="pdcluster-adapters", daemon=True)
         self._thread.start()
 
@@ -60,10 +68,8 @@ class AdapterLoads:
         self, asked: AdapterRequest, before: Files | None, folder: str | None, is_resident: Callable[[], bool]
     ) -> None:
         """vLLM has read the adapter from ``folder``. Forward thread, while vLLM loads."""
-        if folder is not None:
-            _keep(self._folders, asked.path, folder)
         load = load_of(asked, before, files_of(folder) if folder else None)
-        _keep(self._loaded, asked.number, _LastLoad(load, is_resident))
+        self._remember(asked.number, _LastLoad(load, is_resident))
         if load.files is not None and not load.problem:
             with self._lock:
                 self._digests.loaded_again(load.files)
@@ -82,8 +88,9 @@ class AdapterLoads:
         is_held = known is not None and known.load.name == asked.name and known.is_resident()
         if known is not None and is_held and not asked.is_read_each_step:
             return known.load
-        folder = folder_of(asked.path) or self._folders.get(asked.path)
-        return load_of(asked, None, files_of(folder) if folder else None)
+        if (folder := folder_of(asked.path)) is None:
+            return AdapterLoad(asked.name, asked.use, problem=asked.problem or _IN_HUB)
+        return load_of(asked, None, files_of(folder))
 
     def content(self, load: AdapterLoad) -> ContentAnswer:
         """The content of ``load``. If it is not known its files are read, and a later call tells."""
@@ -107,26 +114,29 @@ class AdapterLoads:
         self._thread.join(min(_CLOSE_S, left_s(deadline)))
         return True
 
+    def _remember(self, number: int, last: _LastLoad) -> None:
+        """Forgets the oldest load that vLLM does not hold, if there are too many. Other threads look up meanwhile."""
+        self._loaded[number] = last
+        self._loaded.move_to_end(number)
+        spare = (known for known, one in self._loaded.items() if known != number and not one.is_resident())
+        if len(self._loaded) > MAX_LOADS and (dropped := next(spare, None)) is not None:
+            del self._loaded[dropped]
+
     def _is_new(self, files: Files) -> bool:
         return files not in self._queued and len(self._queued) < MAX_QUEUED and self._digests.is_wanted(files)
 
     def _read_all(self) -> None:
         while (files := self._queue.get()) is not None:
-            digest, reason = "", ""
+            digest, failure = "", ReadFailure("")
             try:
                 digest = self._digest(files)
-            except (FilesChanged, OSError) as error:
-                reason = str(error)
+            except FilesChanged as error:
+                failure = ReadFailure(str(error))
+            except OSError as error:
+                failure = ReadFailure(str(error), may_pass=True)
             with self._lock:
                 self._queued.discard(files)
                 if digest:
                     self._digests.found(files, digest)
                 else:
-                    self._digests.failed(files, reason)
-
-
-def _keep(values: dict[_LoadKey, _LoadValue], key: _LoadKey, value: _LoadValue) -> None:
-    values.pop(key, None)
-    values[key] = value
-    if len(values) > MAX_LOADS:
-        del values[next(iter(values))]
+                    self._digests.failed(files, failure)

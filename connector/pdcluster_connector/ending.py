@@ -33,23 +33,26 @@ class RunningPart(Protocol):
 
 
 class EndingThread:
-    """The end of one thing, in a daemon thread. Nothing waits for the thread but ``wait``."""
+    """The end of one thing, in a daemon thread. Nothing waits for the thread but ``wait``.
+
+    Where no thread can be started, the caller ends the thing itself: a process may be out of threads, and Python 3.12.1
+    starts none in exit handlers (vLLM without multiprocessing ends its engine in one).
+    """
 
     def __init__(self, end: Callable[[], bool], name: str = "pdcluster-end") -> None:
         """``end`` returns whether the thing has ended."""
         self._end = end
         self._has_ended = False
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the thread has ended."""
-        return not self._thread.is_alive()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._main()
 
     def wait(self, deadline: float) -> bool:
         """Whether the thing has ended. Waits for it until ``deadline`` (monotonic seconds)."""
-        self._thread.join(left_s(deadline))
+        if self._thread.ident is not None:
+            self._thread.join(left_s(deadline))
         return self._has_ended
 
     def _main(self) -> None:
@@ -76,7 +79,7 @@ def left_s(deadline: float) -> float:
 
 
 _kept: Final[list[RunningPart]] = []
-"""Parts whose end has not come. They hold their memory."""
+"""Parts that end just now, and those whose end has not come. They hold their memory."""
 
 
 def end_parts(parts: Iterable[RunningPart], within_s: float = END_S) -> None:
@@ -86,9 +89,10 @@ def end_parts(parts: Iterable[RunningPart], within_s: float = END_S) -> None:
     """
     if sys.is_finalizing():
         return  # No thread runs any more: the process ends now.
-    deadline = time.monotonic() + within_s
-    endings = [(part, EndingThread(partial(part.close, deadline))) for part in parts]
-    unended = [part for part, ending in endings if not ending.wait(deadline)]
-    if unended:
-        _kept.extend(unended)
+    deadline, all_parts = time.monotonic() + within_s, list(parts)
+    _kept.extend(all_parts)  # from the start on: a signal may interrupt the wait
+    endings = [(part, EndingThread(partial(part.close, deadline))) for part in all_parts]
+    ended = [id(part) for part, ending in endings if ending.wait(deadline)]
+    _kept[:] = [part for part in _kept if id(part) not in ended]
+    if len(ended) < len(all_parts):
         _LOG.critical("engine ends with open sessions or threads waited_s=%g: their memory is kept", within_s)

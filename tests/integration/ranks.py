@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank, new_boot_id
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.core.reception import Lost
@@ -151,11 +152,16 @@ def forward(worker: PrefillWorker, shape: Shape, step: PrefillStep) -> None:
 
 @contextmanager
 def prefill_rank(
-    cache: Cache, settings: Settings, *, device: Device | None = None, **facts: Any
+    cache: Cache,
+    settings: Settings,
+    *,
+    device: Device | None = None,
+    adapters: AdapterLoads | None = None,
+    **facts: Any,
 ) -> Iterator[PrefillRank]:
     """A prefill rank over ``cache``. ``facts``: changed ones of its engine. ``device``: in place of the CPU."""
     ours = replace(engine_facts(Role.PREFILL, cache.shape, settings), **facts)
-    rank = make_prefill_rank(ours, cache.memory(fingerprint_of(cache.shape)), device=device)
+    rank = make_prefill_rank(ours, cache.memory(fingerprint_of(cache.shape)), device=device, adapters=adapters)
     try:
         yield rank
     finally:
@@ -259,8 +265,10 @@ def make_pair(
     *,
     changes: Mapping[Role, Callable[[Memory], Memory]] = MappingProxyType({}),
     devices: Mapping[Role, Device] = MappingProxyType({}),
+    adapters: Mapping[Role, AdapterLoads] = MappingProxyType({}),
 ) -> Iterator[Pair]:
-    """Both ranks run; closed at the end. ``changes``: of what a rank sees. ``devices``: in place of the CPU."""
+    """Both ranks run; closed at the end. ``changes``: of what a rank sees. ``devices``: in place of the CPU.
+    ``adapters``: of engines that have some."""
     with ExitStack() as stack:
         source, target = Cache(shape), Cache(shape)
         source.fill(1)
@@ -268,9 +276,10 @@ def make_pair(
         memories = {Role.PREFILL: source.memory(ours), Role.DECODE: target.memory(ours)}
         memories |= {role: change(memories[role]) for role, change in changes.items()}
         facts = {role: engine_facts(role, shape, settings) for role in Role}
-        decode = make_decode_rank(facts[Role.DECODE], memories[Role.DECODE], device=devices.get(Role.DECODE))
+        more: dict[Role, Any] = {it: {"device": devices.get(it), "adapters": adapters.get(it)} for it in Role}
+        decode = make_decode_rank(facts[Role.DECODE], memories[Role.DECODE], **more[Role.DECODE])
         stack.callback(end_parts, [decode])
-        prefill = make_prefill_rank(facts[Role.PREFILL], memories[Role.PREFILL], device=devices.get(Role.PREFILL))
+        prefill = make_prefill_rank(facts[Role.PREFILL], memories[Role.PREFILL], **more[Role.PREFILL])
         stack.callback(end_parts, [prefill])
         yield Pair(prefill, decode, source, target)
 

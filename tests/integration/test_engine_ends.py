@@ -7,21 +7,26 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+import msgspec
 import pytest
 import torch.distributed as dist
 
 from fakes.transports import Wrapped
-from integration.ranks import make_pair
+from integration.ranks import Cache, Shape, engine_facts, expect, fingerprint_of, make_pair
 from integration.test_lane_ends import granted_push
 from integration.test_resharder import lone_resharder
 from patience import EDGE_S
 from pdcluster_connector import ending
-from pdcluster_connector.assembly import PrefillRank
+from pdcluster_connector.adapter_loads import AdapterLoads
+from pdcluster_connector.assembly import PrefillRank, make_decode_rank
+from pdcluster_connector.core.adapters import AdapterLoad, AdapterRequest
 from pdcluster_connector.ending import END_S, end_parts
 from pdcluster_connector.settings import CUT_S, SessionUse, Settings
+from pdcluster_connector.steps import DecodeStep
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.transport.shared import SharedSessions
 from pdcluster_connector.worker.orders import Close
+from pdcluster_protocol.labels import Role
 
 if TYPE_CHECKING:
     from pdcluster_connector.transport.sessions import Sessions
@@ -93,6 +98,49 @@ def test_a_lane_whose_session_does_not_close_is_left_at_the_deadline_and_not_cal
         assert not worker.close(PASSED), "it does not end by being asked twice"
         gate.set()
         assert worker.close(time.monotonic() + EDGE_S)
+
+
+class _Unclosable(Wrapped):
+    def close(self) -> None:
+        raise RuntimeError("the library gave up")
+
+
+def test_a_lane_whose_session_cannot_be_closed_is_not_called_over_though_its_thread_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has written may still read the KV cache."""
+    monkeypatch.setattr("os.kill", lambda *_: None)
+    with granted_push(_Unclosable) as (worker, _):
+        assert not worker.close(time.monotonic() + EDGE_S)
+        assert not any(thread.name.startswith("pdcluster-lane") for thread in threading.enumerate())
+        assert not worker.close(PASSED)
+    ending._kept.clear()
+
+
+class _Hanging(AdapterLoads):
+    """Its files lie on a file system that hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked, self.gate = threading.Event(), threading.Event()
+
+    def at_hand(self, asked: AdapterRequest) -> AdapterLoad:
+        self.is_asked.set()
+        assert self.gate.wait(EDGE_S)
+        return super().at_hand(asked)
+
+
+def test_a_receiver_whose_thread_hangs_is_left_at_the_deadline_and_not_called_over() -> None:
+    shape, loads = Shape(), _Hanging()
+    facts, memory = engine_facts(Role.DECODE, shape, Settings()), Cache(shape).memory(fingerprint_of(shape))
+    rank = make_decode_rank(facts, memory, adapters=loads)
+    news = msgspec.structs.replace(expect("r", 1, 20_000), adapter=AdapterRequest(1, "sql", "/nowhere", "use"))
+    rank.worker.begin_step(DecodeStep(expects=(news,)))
+    assert loads.is_asked.wait(EDGE_S)
+    assert not rank.close(time.monotonic() + 2 * CUT_S), "its sessions are closed by then"
+    loads.gate.set()
+    assert rank.close(time.monotonic() + EDGE_S)
+    assert loads.close(time.monotonic() + EDGE_S)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from pdcluster_connector.core.adapters import (
     Digests,
     Files,
     FileStamp,
+    ReadFailure,
     UnknownContent,
     load_of,
 )
@@ -67,7 +68,7 @@ class World:
         if self.folder.files() == files:
             self.digests.found(files, f"digest {read}")
         else:
-            self.digests.failed(files, "changed")
+            self.digests.failed(files, ReadFailure("changed"))
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["write", "load", "read"]), st.sampled_from("012"), st.booleans()))

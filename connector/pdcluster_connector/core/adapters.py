@@ -12,11 +12,13 @@ Digests of the content are equal on all machines. A thread finds them, once for 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from pdcluster_protocol.adapters import AdapterContent
+
+_Value = TypeVar("_Value")
 
 MAX_DIGESTS: Final = 4096
 """The most stamps whose digest is kept. A digest that was dropped is found again when it is needed."""
@@ -89,12 +91,20 @@ def load_of(asked: AdapterRequest, before: Files | None, after: Files | None) ->
     return AdapterLoad(asked.name, asked.use, after, problem)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadFailure:
+    """Files could not be read. ``may_pass``: another try may go well, as after an error of a network's file system."""
+
+    reason: str
+    may_pass: bool = False
+
+
 @dataclass(slots=True)
 class Digests:
     """The digests by stamp. Not thread-safe: ``AdapterLoads`` guards it."""
 
     _known: dict[Files, str] = field(default_factory=dict)
-    _failed: dict[Files, str] = field(default_factory=dict)
+    _failed: dict[Files, ReadFailure] = field(default_factory=dict)
 
     def content(self, load: AdapterLoad) -> ContentAnswer:
         """The content of ``load``, or why it is not known."""
@@ -102,28 +112,30 @@ class Digests:
             return UnknownContent(_said(load, load.problem), is_final=True)
         if digest := self._known.get(load.files):
             return AdapterContent(load.name, digest, load.use)
-        if reason := self._failed.get(load.files):
-            return UnknownContent(_said(load, reason), is_final=True)
+        if failure := self._failed.get(load.files):
+            return UnknownContent(_said(load, failure.reason), is_final=True)
         return UnknownContent(_said(load, "its files are still being read"))
 
     def is_wanted(self, files: Files) -> bool:
-        """Whether the files are still to be read."""
-        return files not in self._known and files not in self._failed
+        """Whether the files are still to be read, or once more: this request fails, and the next one may not."""
+        failure = self._failed.get(files)
+        return files not in self._known and (failure is None or failure.may_pass)
 
     def found(self, files: Files, digest: str) -> None:
         """The files have this content."""
+        self._failed.pop(files, None)
         _keep(self._known, files, digest)
 
-    def failed(self, files: Files, reason: str) -> None:
+    def failed(self, files: Files, failure: ReadFailure) -> None:
         """The files could not be read as they were."""
-        _keep(self._failed, files, reason)
+        _keep(self._failed, files, failure)
 
     def loaded_again(self, files: Files) -> None:
         """A worker has read these files just now: if they could not be read before, they are tried again."""
         self._failed.pop(files, None)
 
 
-def _keep(values: dict[Files, str], files: Files, value: str) -> None:
+def _keep(values: dict[Files, _Value], files: Files, value: _Value) -> None:
     values[files] = value
     if len(values) > MAX_DIGESTS:
         del values[next(iter(values))]

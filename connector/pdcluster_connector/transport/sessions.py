@@ -75,7 +75,7 @@ class Opening:
         self._on_end = on_end
         self._transport: Transport | None = None
         self._failure = ""
-        self._is_unwanted = False
+        self._is_unwanted = self._is_left_open = False
         self._outcome_lock = threading.Lock()
         self._thread = threading.Thread(target=self._main, name="pdcluster-session", daemon=True)
         self._thread.start()
@@ -102,7 +102,7 @@ class Opening:
             transport, self._transport = self._transport, None
         is_closed = transport is None or close_or_end_engine(transport)
         self._thread.join(timeout_s)
-        return is_closed and not self._thread.is_alive()
+        return is_closed and not self._thread.is_alive() and not self._is_left_open
 
     def _main(self) -> None:
         try:
@@ -120,7 +120,7 @@ class Opening:
             if not is_unwanted:
                 self._transport = transport
         if is_unwanted:
-            close_or_end_engine(transport)
+            self._is_left_open = not close_or_end_engine(transport)
 
 
 class Closable(Protocol):

@@ -32,6 +32,9 @@ MAX_OPENINGS: Final = 64
 MAX_GUESTS: Final = 1024
 """The most peers of one engine that may wait for its session: enough for its ranks with some lanes each."""
 
+_NOW: Final = 0.0
+"""A deadline that has passed: nothing is waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -69,6 +72,7 @@ class InboundSessions:
         self._arrivals: dict[BootId, _Arrival] = {}
         self._closed: deque[SessionId] = deque()
         self._cutters: list[EndingThread] = []
+        """Those that have not closed their session, perhaps because it cannot be closed."""
 
     def open(self, boot_id: BootId, peer: PeerId, *, now: float) -> SessionId | None:
         """The session of this life of a prefill engine, for all of its ranks; None: ``take_opened`` will name ``peer``.
@@ -110,7 +114,7 @@ class InboundSessions:
 
     def take_closed(self) -> list[SessionId]:
         """Sessions whose closing has ended since the last call."""
-        self._cutters = [cutter for cutter in self._cutters if not cutter.is_over]
+        self._cutters = [cutter for cutter in self._cutters if not cutter.wait(_NOW)]
         closed = []
         while self._closed:
             closed.append(self._closed.popleft())

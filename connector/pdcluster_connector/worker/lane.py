@@ -124,8 +124,8 @@ class Lane:
 
     @property
     def is_over(self) -> bool:
-        """Whether the thread has ended."""
-        return not self._thread.is_alive()
+        """Whether the thread has ended, and its session is closed: nothing reads our memory by it any more."""
+        return not self._thread.is_alive() and not self._out.holds_session
 
     def post(self, order: Order) -> None:
         """Hand the lane an order. Never waits."""

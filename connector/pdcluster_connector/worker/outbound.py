@@ -63,6 +63,11 @@ class Outbound:
         return transport is not None and not transport.is_open
 
     @property
+    def holds_session(self) -> bool:
+        """Whether a session was opened and is not closed. Any thread."""
+        return self._transport is not None
+
+    @property
     def has_route(self) -> bool:
         """Whether the decode rank has said ``Welcome``; it stays true after the way is closed."""
         return self._route is not None

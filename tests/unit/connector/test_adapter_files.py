@@ -59,6 +59,7 @@ def test_a_folder_without_weights_or_configuration_has_no_files(tmp_path: Path) 
     (tmp_path / CONFIG).unlink()
     assert files_of(str(tmp_path)) is None
     assert files_of(str(tmp_path / "nowhere")) is None
+    assert files_of("/no file has this name\0") is None
     with pytest.raises(OSError, match=CONFIG):
         digest_of(old)
 

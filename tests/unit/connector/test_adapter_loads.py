@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from pdcluster_connector.adapter_files import CONFIG, WEIGHTS, digest_of, files_of
-from pdcluster_connector.adapter_loads import AdapterLoads
+from pdcluster_connector.adapter_loads import MAX_LOADS, AdapterLoads
 from pdcluster_connector.core.adapters import AdapterLoad, AdapterRequest, Files, UnknownContent
 from pdcluster_protocol.adapters import AdapterContent
 
@@ -101,6 +101,42 @@ def test_what_vllm_will_read_counts_if_it_holds_the_adapter_no_more_or_reads_it_
             assert content(loads, loads.at_hand(what)).content == digest_now(tmp_path)
 
 
+def test_what_vllm_holds_counts_however_many_other_adapters_were_loaded_since(tmp_path: Path) -> None:
+    put(tmp_path, b"old")
+    with loads_of() as loads:
+        load(loads, asked(tmp_path))
+        held = loads.in_step(asked(tmp_path))
+        for number in range(2, MAX_LOADS + 2):
+            load(loads, asked(tmp_path, number), is_resident=False)
+        put(tmp_path, b"new")
+        assert loads.at_hand(asked(tmp_path)) == loads.in_step(asked(tmp_path)) == held
+        assert len(loads._loaded) == MAX_LOADS
+        assert "before the connector" in loads.in_step(asked(tmp_path, 2)).problem, "vLLM holds it no more"
+        assert loads.in_step(asked(tmp_path, MAX_LOADS + 1)) == held, "the newest is held from now on"
+
+
+def test_files_that_could_not_be_read_once_are_read_for_the_next_request(tmp_path: Path) -> None:
+    """An error of a network's file system passes, and vLLM does not load what it holds again."""
+    put(tmp_path, b"old")
+    errors = [OSError("input/output error")]
+
+    def read(files: Files) -> str:
+        if errors:
+            raise errors.pop()
+        return digest_of(files)
+
+    with loads_of(read) as loads:
+        load(loads, asked(tmp_path))
+        step = loads.in_step(asked(tmp_path))
+        assert until(lambda: not errors and not loads._queued)
+        failed = loads.content(step)
+        assert isinstance(failed, UnknownContent)
+        assert failed.is_final
+        assert "input/output error" in failed.reason
+        assert until(lambda: not loads._queued)
+        assert loads.content(step) == AdapterContent("sql", digest_now(tmp_path), "use")
+
+
 def test_an_adapter_whose_content_cannot_be_known_says_why(tmp_path: Path) -> None:
     put(tmp_path, b"old")
     with loads_of() as loads:
@@ -117,10 +153,18 @@ def test_an_adapter_whose_content_cannot_be_known_says_why(tmp_path: Path) -> No
         assert why in found.reason
 
 
-def test_a_name_in_a_hub_is_looked_for_where_vllm_has_read_it_last(tmp_path: Path) -> None:
+def test_a_name_in_a_hub_is_known_while_vllm_holds_it_and_not_before_it_is_looked_for_again(tmp_path: Path) -> None:
+    """vLLM asks the hub at each load, and takes the newest version."""
     put(tmp_path, b"old")
     hub = AdapterRequest(1, "sql", "somebody/sql", "use")
+    held = {1}
     with loads_of() as loads:
         assert loads.files_before(hub) is None
-        loads.loaded(hub, None, str(tmp_path), lambda: False)
+        loads.loaded(hub, None, str(tmp_path), lambda: 1 in held)
+        assert loads.at_hand(hub) == loads.in_step(hub)
         assert content(loads, loads.at_hand(hub)).content == digest_now(tmp_path)
+        held.clear()
+        found = loads.content(loads.at_hand(hub))
+        assert isinstance(found, UnknownContent)
+        assert found.is_final
+        assert "in a hub" in found.reason

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import signal
 import threading
 import time
 import weakref
@@ -68,10 +70,21 @@ def test_all_end_side_by_side() -> None:
 def test_nothing_is_waited_for_beyond_the_deadline_and_it_ends_later(gate: threading.Event) -> None:
     one = EndingThread(lambda: gate.wait(PATIENCE_S))
     assert not one.wait(PASSED)
-    assert not one.is_over
     gate.set()
     assert one.wait(soon())
-    assert one.is_over
+
+
+def test_where_no_thread_can_be_started_the_caller_ends_each_thing_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in exit handlers of Python 3.12.1, where vLLM without multiprocessing ends its engine."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    parts = [Fake(lambda: True), Fake(lambda: False), Fake(lambda: True)]
+    end_parts(parts)
+    assert all(part.deadline for part in parts)
+    assert ending._kept == [parts[1]]
 
 
 class Fake:
@@ -107,6 +120,28 @@ def test_a_part_that_blocks_keeps_no_other_from_its_end_and_all_have_one_deadlin
     assert blocked.deadline == other.deadline
     assert blocked in ending._kept
     assert [it.levelno for it in caplog.records] == [logging.CRITICAL]
+
+
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """Also where this process was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
+def test_memory_is_kept_if_a_signal_interrupts_the_wait(gate: threading.Event) -> None:
+    """A user at a prompt ends an engine, and loses patience."""
+
+    def interrupt() -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return gate.wait(PATIENCE_S)
+
+    part = Fake(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        end_parts([part])
+    assert ending._kept == [part]
 
 
 @pytest.mark.parametrize("has_ended", [True, False])

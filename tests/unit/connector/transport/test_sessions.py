@@ -77,13 +77,34 @@ def shutdown_signals() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_session_that_cannot_be_closed_ends_the_engine_and_is_never_called_closed() -> None:
-    class Stuck(FakeTransport):
-        def close(self) -> None:
-            raise RuntimeError("the library gave up")
+class Stuck(FakeTransport):
+    def close(self) -> None:
+        raise RuntimeError("the library gave up")
 
+
+def make_stuck() -> Stuck:
+    return Stuck(FakeNetwork(), "stuck", RegisteredMemory())
+
+
+def test_a_session_that_cannot_be_closed_ends_the_engine_and_is_never_called_closed() -> None:
     with shutdown_signals() as heard:
         assert close_or_end_engine(FakeNetwork().join())
         assert heard == []
-        assert not close_or_end_engine(Stuck(FakeNetwork(), "stuck", RegisteredMemory()))
+        assert not close_or_end_engine(make_stuck())
         assert heard == [signal.SIGTERM]
+
+
+def test_a_session_that_opens_late_and_cannot_be_closed_is_not_called_closed() -> None:
+    may_open, is_over = threading.Event(), threading.Event()
+
+    class Slow(Sessions):
+        def open(self) -> Transport:
+            assert may_open.wait(PATIENCE_S)
+            return make_stuck()
+
+    with shutdown_signals():
+        opening = Opening(Slow(FakeNetwork().join), is_over.set)
+        assert not opening.close(0.0)
+        may_open.set()
+        assert is_over.wait(PATIENCE_S)
+        assert not opening.close(PATIENCE_S)

@@ -88,6 +88,19 @@ def test_a_load_is_noted_with_its_files_and_whether_the_worker_still_holds_it(
     assert loads.at_hand(asked).files == files_of(str(tmp_path)) != loads.in_step(asked).files
 
 
+def test_files_that_change_while_vllm_reads_them_have_no_known_content(loads: AdapterLoads, tmp_path: Path) -> None:
+    for name in (CONFIG, WEIGHTS[0]):
+        (tmp_path / name).write_bytes(b"{}")
+
+    def read(_: object, asked: LoRARequest) -> Any:
+        (tmp_path / WEIGHTS[0]).write_bytes(b"other")
+        return asked
+
+    request, manager = LoRARequest("sql", 3, str(tmp_path)), SimpleNamespace(list_adapters=lambda: {3})
+    adapters._watched(read)(manager, request)
+    assert "changed while vLLM read them" in loads.in_step(adapter_of(request, LORA)).problem
+
+
 def test_a_load_that_vllm_refuses_leaves_what_was_noted_before(loads: AdapterLoads) -> None:
     def fails(_: object, asked: object) -> Any:
         raise ValueError(asked)

@@ -183,3 +183,18 @@ def test_vllm_is_told_that_kv_must_not_be_remapped() -> None:
 
 def test_the_plugin_names_this_very_class() -> None:
     assert getattr(import_module(CONNECTOR_MODULE), CONNECTOR) is PDClusterConnector
+
+
+class _Part:
+    is_ended = False
+
+    def close(self, _: float) -> bool:
+        self.is_ended = True
+        return True
+
+
+def test_the_end_of_a_connector_is_that_of_all_of_its_parts() -> None:
+    made, parts = PDClusterConnector.__new__(PDClusterConnector), [_Part() for _ in range(4)]
+    made._decode_half, made._prefill_rank, made._decode_rank, made._adapters = cast("Any", parts)
+    made.shutdown()
+    assert [part.is_ended for part in parts] == [True] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -241,6 +242,28 @@ def test_a_session_whose_close_blocks_is_left_at_the_deadline_and_not_called_clo
     assert bench.inbound.close(soon())
     assert bench.inbound.take_closed() == [session]
     assert not network._memories
+
+
+def test_a_session_that_could_not_be_closed_long_before_the_end_is_not_called_closed_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its failure is why the engine ends. Bytes may still land by it."""
+    bench, signals = Bench(), list[int]()
+    monkeypatch.setattr("os.kill", lambda _, number: signals.append(number))
+    session = bench.open(P)
+
+    def fail() -> None:
+        raise RuntimeError("the library gave up")
+
+    bench.inbound._open[P].close = fail  # type: ignore[method-assign]  # the library fails
+    bench.inbound.cut(session)
+    assert until(lambda: signals == [signal.SIGTERM] and not closing_threads())
+    assert bench.inbound.take_closed() == []
+    assert not bench.inbound.close(soon())
+
+
+def closing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pdcluster-cut"]
 
 
 def test_a_shared_session_that_is_being_made_is_left_at_the_deadline_and_closed_once_it_is_made() -> None:

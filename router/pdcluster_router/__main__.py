@@ -16,6 +16,7 @@ from pdcluster_protocol.secret import load_secret
 from pdcluster_router.front.server import run
 from pdcluster_router.setting_forms import Discovery
 from pdcluster_router.settings import FLAGS, Settings, build_settings
+from pdcluster_router.span_settings import span_settings_told
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +44,8 @@ def parse_settings(
         ConfigError: A value cannot work.
     """
     given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
-    return build_settings(**{**_told_by_pod(given, environ, service_account), **FLAGS.told_by(environ), **given})
+    told = span_settings_told(given, FLAGS.told_by(environ), environ)
+    return build_settings(**{**_told_by_pod(given, environ, service_account), **told, **given})
 
 
 def _told_by_pod(given: Mapping[str, object], environ: Mapping[str, str], service_account: Path) -> dict[str, object]:

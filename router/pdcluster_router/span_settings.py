@@ -6,6 +6,7 @@ all its programs holds for this one too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import unquote, urlsplit
@@ -23,8 +24,36 @@ SPAN_VARIABLES: Final = {
     "otlp_service_name": "OTEL_SERVICE_NAME",
     "otlp_resource": "OTEL_RESOURCE_ATTRIBUTES",
 }
+_SAMPLER_VARIABLE: Final = "OTEL_TRACES_SAMPLER"
+_RATIOS: Final = {"always_on": "1", "always_off": "0", "traceidratio": None}
+"""Ratio of each sampler; None: its argument. A ``traceparent`` decides before each, as with ``parentbased_``."""
 SPAN_HIDDEN: Final = frozenset(("otlp_headers",))
 """Without a flag: an argument is seen by everybody on the machine."""
+
+
+def span_settings_told(
+    given: Mapping[str, object], told: Mapping[str, str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """``told`` by variables, without those of spans if there is no endpoint: a cluster may set them for all programs.
+
+    ``given``: by flags.
+
+    Raises:
+        ConfigError: The variables want a sampler that the router has not.
+    """
+    if not {"otlp_endpoint"} & {*given, *told}:
+        return {name: value for name, value in told.items() if name not in SPAN_VARIABLES}
+    sampler = environ.get(_SAMPLER_VARIABLE, "")
+    if not sampler or "trace_sample_ratio" in given:
+        return dict(told)
+    name = sampler.strip().lower().removeprefix("parentbased_")
+    if name not in _RATIOS:
+        raise ConfigError(
+            f"{_SAMPLER_VARIABLE} is {sampler!r}, and the router has {', '.join(_RATIOS)} and parentbased_ before "
+            "them: set one of these, or give --trace-sample-ratio"
+        )
+    ratio = _RATIOS[name]
+    return {**told, **({"trace_sample_ratio": ratio} if ratio else {})}
 
 
 def _checked_endpoint(url: str) -> str:

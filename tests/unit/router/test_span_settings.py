@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -17,6 +18,11 @@ ENGINES = ["--prefill", "http://p", "--decode", "http://d"]
 
 def settings_of(*flags: str, **environ: str) -> Settings:
     return parse_settings([*ENGINES, *flags], environ)
+
+
+def sending(*flags: str, **environ: str) -> Settings:
+    """The settings of a router that sends spans."""
+    return settings_of(*flags, **{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", **environ})
 
 
 @pytest.mark.parametrize("url", ["http://c:4318", "http://c:4318/", "http://c:4318/v1/traces"])
@@ -48,7 +54,7 @@ def test_a_secret_in_a_url_that_is_written_otherwise_is_not_told(url: str) -> No
 @pytest.mark.parametrize("text", ["x-key=sesame%0A", "x%0Ay=sesame", "x%20y=sesame", "x=%C3%A9sesame"])
 def test_a_header_that_cannot_be_sent_is_refused_at_start(text: str) -> None:
     with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as told:
-        settings_of(OTEL_EXPORTER_OTLP_HEADERS=text)
+        sending(OTEL_EXPORTER_OTLP_HEADERS=text)
     assert "sesame" not in str(told.value)
 
 
@@ -63,7 +69,7 @@ def test_a_header_that_cannot_be_sent_is_refused_at_start(text: str) -> None:
 def test_a_services_name_may_be_among_the_attributes_and_its_own_variable_comes_first(
     environ: dict[str, str], name: str
 ) -> None:
-    assert resource_of(settings_of(**environ))["service.name"] == name
+    assert resource_of(sending(**environ))["service.name"] == name
 
 
 def test_opentelemetrys_variables_hold_and_flags_come_first() -> None:
@@ -102,9 +108,40 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["sesame", "=sesame", "a=b,sesame"])
 def test_a_secret_that_is_written_otherwise_is_not_told(text: str) -> None:
     with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as told:
-        settings_of(OTEL_EXPORTER_OTLP_HEADERS=text)
+        sending(OTEL_EXPORTER_OTLP_HEADERS=text)
     assert "sesame" not in str(told.value)
 
 
 def test_pairs_are_url_encoded() -> None:
     assert pairs_in("a=b, c=d%20e ,f=") == {"a": "b", "c": "d e", "f": ""}
+
+
+BAD: Final = {
+    "OTEL_EXPORTER_OTLP_HEADERS": ("no pair", "OTEL_EXPORTER_OTLP_HEADERS"),
+    "OTEL_RESOURCE_ATTRIBUTES": ("no pair", "--otlp-resource"),
+    "OTEL_TRACES_SAMPLER_ARG": ("endpoint=http://jaeger", "--trace-sample-ratio"),
+    "OTEL_TRACES_SAMPLER": ("jaeger_remote", "OTEL_TRACES_SAMPLER"),
+}
+"""A value that a router cannot use, and the name that its error has."""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_variable_of_a_cluster_stops_no_router_that_sends_no_spans(name: str) -> None:
+    value, told = BAD[name]
+    assert settings_of(**{name: value}).otlp_endpoint is None
+    with pytest.raises(ConfigError, match=told):
+        sending(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("sampler", "ratio"),
+    [("always_on", 1.0), ("parentbased_always_off", 0.0), ("traceidratio", 0.25), ("parentbased_traceidratio", 0.25)],
+)
+def test_the_sampler_is_that_of_opentelemetrys_variable(sampler: str, ratio: float) -> None:
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c",
+        "OTEL_TRACES_SAMPLER": sampler,
+        "OTEL_TRACES_SAMPLER_ARG": "0.25",
+    }
+    assert settings_of(**environ).trace_sample_ratio == ratio
+    assert settings_of("--trace-sample-ratio", "0.5", **environ).trace_sample_ratio == 0.5

@@ -13,11 +13,11 @@ from typing import Final, TypeAlias
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterRequest, ContentAnswer, UnknownContent
 from pdcluster_connector.settings import ADAPTER_WAIT_S
-from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
+from pdcluster_connector.steps import Begun, Cancel, Expect, PrefillEnded
 from pdcluster_protocol.adapters import AdapterContent
 from pdcluster_protocol.ids import RequestId
 
-News: TypeAlias = Expect | PrefillEnded | Cancel
+News: TypeAlias = Expect | PrefillEnded | Cancel | Begun
 """News of one request, from the scheduler to a decode rank."""
 
 _CHANGED: Final = "decode has loaded LoRA adapter {!r} again, with other files, while the KV was on its way"
@@ -67,13 +67,23 @@ class HeldNews:
         known = self._known.get(request_id)
         return known.found if known else None
 
-    def change(self, request_id: RequestId) -> str:
+    def change(self, request_id: RequestId, *, is_received: bool) -> str:
         """The request's KV is here, or will not come. Why decode may not use it; empty: it may, for all that is known
-        of its adapter. Forgets the request."""
+        of its adapter, which then stays as it is until ``begun``. Forgets the request otherwise."""
         known = self._known.pop(request_id, None)
-        if known is None or self._find(known.asked) == known.found:
+        if known is None or not is_received:
             return ""
+        assert self._adapters is not None, "a request with an adapter on an engine without"
+        is_promised = self._adapters.promise(request_id, known.asked)
+        if is_promised and self._find(known.asked) == known.found:
+            return ""
+        self.begun(request_id)
         return _CHANGED.format(known.asked.name)
+
+    def begun(self, request_id: RequestId) -> None:
+        """The first step of the request has begun, or it has ended before: its adapter may change."""
+        if self._adapters is not None:
+            self._adapters.promises.release(request_id)
 
     def _must_wait(self, item: News, now: float) -> bool:
         if not isinstance(item, Expect) or item.adapter is None:

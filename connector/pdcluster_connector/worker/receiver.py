@@ -34,7 +34,7 @@ from pdcluster_connector.ending import left_s
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
-from pdcluster_connector.steps import Cancel, DecodeStep, PrefillEnded
+from pdcluster_connector.steps import Begun, Cancel, DecodeStep, PrefillEnded
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.content_sums import KvReader, ReceiveSums
 from pdcluster_connector.worker.held_news import HeldNews, News
@@ -101,7 +101,7 @@ class Receiver:
 
     def begin_step(self, step: DecodeStep) -> None:
         """Tells the receiver thread of requests that were reserved or cancelled, and of prefills that have ended."""
-        news: tuple[News, ...] = (*step.expects, *step.ended, *step.cancels)
+        news: tuple[News, ...] = (*step.expects, *step.ended, *step.cancels, *step.begun)
         if news:
             now = time.monotonic()
             self._inbox.extend((item, now) for item in news)
@@ -219,6 +219,9 @@ class Receiver:
         self._do(self._reception.fail(transfer, reason, now=now), now)
 
     def _on_news(self, news: News, announced_at: float, now: float) -> None:
+        if isinstance(news, Begun):
+            self._held.begun(news.request_id)
+            return
         if isinstance(news, Cancel):
             self._do(self._reception.cancel(news.request_id, news.reason, now=now), now)
             return
@@ -313,7 +316,7 @@ class Receiver:
 
     def _judged(self, end: Ended) -> Ended:
         """``end``, or a failure: decode's LoRA adapter is not the one any more with which the KV was computed."""
-        change = self._held.change(end.request_id)
-        if not (change and end.report.is_received):
+        change = self._held.change(end.request_id, is_received=end.report.is_received)
+        if not change:
             return end
         return Ended(end.request_id, Report(is_received=False, reason=change))

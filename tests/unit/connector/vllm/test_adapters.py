@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from pdcluster_connector.adapter_files import CONFIG, WEIGHTS, files_of
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.vllm import adapters
 from pdcluster_connector.vllm.adapters import adapter_of, unwatch, watch_loads
+from pdcluster_protocol.ids import RequestId
+
+R = RequestId("r")
 
 LORA: Any = SimpleNamespace(
     target_modules=["v_proj", "k_proj"],
@@ -99,6 +103,52 @@ def test_files_that_change_while_vllm_reads_them_have_no_known_content(loads: Ad
     request, manager = LoRARequest("sql", 3, str(tmp_path)), SimpleNamespace(list_adapters=lambda: {3})
     adapters._watched(read)(manager, request)
     assert "changed while vLLM read them" in loads.in_step(adapter_of(request, LORA)).problem
+
+
+def put(folder: Path, weights: bytes) -> None:
+    for name, content in ((CONFIG, b"{}"), (WEIGHTS[0], weights)):
+        (folder / "new").write_bytes(content)
+        (folder / "new").replace(folder / name)
+
+
+def reads(_: object, asked: LoRARequest) -> Any:
+    return (Path(asked.lora_path) / WEIGHTS[0]).read_bytes()
+
+
+def test_vllm_reads_what_a_request_with_kv_waits_for_and_then_what_is_in_the_folder(
+    loads: AdapterLoads, tmp_path: Path
+) -> None:
+    put(tmp_path, b"old")
+    request, manager = LoRARequest("sql", 3, str(tmp_path)), SimpleNamespace(list_adapters=set)
+    asked, load = adapter_of(request, LORA), adapters._watched(reads)
+    assert load(manager, request) == b"old"
+    old = loads.in_step(asked)
+    assert loads.promise(R, asked)
+    put(tmp_path, b"new")
+    assert load(manager, request) == b"old"
+    assert loads.in_step(asked) == old == loads.at_hand(asked)
+    assert request.lora_path == str(tmp_path)
+    loads.promises.release(R)
+    assert load(manager, request) == b"new"
+
+
+@pytest.mark.parametrize("fault", ["written over", "no room"])
+def test_where_the_old_files_cannot_be_read_vllm_goes_on_and_the_log_says_who_is_hurt(
+    fault: str, loads: AdapterLoads, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, b"old")
+    request, manager = LoRARequest("sql", 3, str(tmp_path)), SimpleNamespace(list_adapters=set)
+    assert loads.promise(R, adapter_of(request, LORA))
+    if fault == "written over":
+        (tmp_path / WEIGHTS[0]).write_bytes(b"newer")
+    else:
+        put(tmp_path, b"newer")
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert adapters._watched(reads)(manager, request) == b"newer"
+    assert "adapter=sql" in caplog.text
+    assert "mix both" in caplog.text
+    assert loads.in_step(adapter_of(request, LORA)).files == files_of(str(tmp_path))
+    assert not loads.promise(RequestId("later"), adapter_of(request, LORA))
 
 
 def test_a_load_that_vllm_refuses_leaves_what_was_noted_before(loads: AdapterLoads) -> None:

@@ -55,6 +55,7 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "router.requestTimeoutSeconds": ({"spec.router": {"requestTimeoutSeconds": 900}}, "routers"),
     "router.apiKeysSecretRef": ({"spec.router": {"apiKeysSecretRef": {"name": "clients"}}}, "routers"),
     "router.policy": ({"spec.router": {"policy": "affinity"}}, "routers"),
+    "router.modelAliases": ({"spec.router": {"modelAliases": [{"name": "gpt-4", "model": "tiny"}]}}, "routers"),
     "router.accessLog": ({"spec.router": {"accessLog": True}}, "routers"),
     "router.tls": ({"spec.router": {"tls": {"secretName": "certificate"}}}, "routers"),
     "router.proxies": ({"spec.router": {"proxies": {"trusted": ["10.0.0.0/8"]}}}, "routers"),

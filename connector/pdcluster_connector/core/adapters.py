@@ -36,7 +36,7 @@ class FileStamp(NamedTuple):
 
     @property
     def content(self) -> tuple[int, int, int, int]:
-        """What stays while nothing is written into the file, also if it loses its name."""
+        """The part that stays while nothing is written into the file, also if it loses its name."""
         return self.device, self.inode, self.num_bytes, self.mtime_ns
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.decode import DecodeEngine, DecodeScheduler
-from pdcluster_connector.steps import Begun, ContentOrder, DecodeStep
+from pdcluster_connector.steps import ContentOrder, DecodeStep
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
 from pdcluster_protocol.params import (
@@ -193,46 +192,6 @@ def test_an_outcome_after_the_end_is_ignored() -> None:
     bench.scheduler.received([R])
     bench.outcomes.append((R, failed("late")))
     assert bench.scheduler.step().cancels == ()
-
-
-ADAPTER = AdapterRequest(3, "sql", "/adapters/sql", "use")
-
-
-def bench_with(adapter: AdapterRequest | None, external_tokens: int = 40) -> Bench:
-    bench = Bench()
-    bench.scheduler.add(R, to_wire(decode_params()), TOKENS, adapter, now=0.0)
-    bench.scheduler.reserve(R, [[1, 2, 3]], external_tokens, now=0.0)
-    assert bench.scheduler.step().begun == ()
-    return bench
-
-
-def test_workers_hear_once_that_a_request_with_an_adapter_and_kv_begins() -> None:
-    bench = bench_with(ADAPTER)
-    bench.scheduler.received([R])
-    bench.scheduler.begin([R, RequestId("other")])
-    assert bench.scheduler.step().begun == (Begun(R),)
-    bench.scheduler.begin([R])
-    bench.scheduler.finish(R)
-    assert bench.scheduler.step().begun == ()
-
-
-@pytest.mark.parametrize("is_received", [True, False])
-def test_workers_hear_that_a_request_with_an_adapter_has_ended_before_it_began(is_received: bool) -> None:
-    """A worker may have its KV when decode's scheduler does not know it yet."""
-    bench = bench_with(ADAPTER)
-    bench.scheduler.received([R] if is_received else [])
-    bench.scheduler.finish(R)
-    assert bench.scheduler.step().begun == (Begun(R),)
-
-
-@pytest.mark.parametrize(("adapter", "external_tokens"), [(None, 40), (ADAPTER, 0)])
-def test_workers_hear_nothing_of_a_request_without_an_adapter_or_a_push(
-    adapter: AdapterRequest | None, external_tokens: int
-) -> None:
-    bench = bench_with(adapter, external_tokens)
-    bench.scheduler.begin([R])
-    bench.scheduler.finish(R)
-    assert bench.scheduler.step().begun == ()
 
 
 def test_a_second_sequence_of_a_live_transfer_is_refused_and_the_first_goes_on() -> None:

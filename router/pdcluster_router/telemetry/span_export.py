@@ -34,6 +34,8 @@ MAX_BATCH_BYTES: Final = 1 << 20
 """A POST has at most so many bytes, and one request more. Collectors take 4 MiB and more."""
 PAUSE_S: Final = 1.0
 """Seconds between two looks at the queue."""
+CLOSE_S: Final = 2.0
+"""Seconds for the last batch."""
 REST_S: Final = 0.0005
 """Seconds of rest after each request, so that the event loop gets Python's lock."""
 TRIES: Final = 3
@@ -71,9 +73,12 @@ class SpanExport:
         scheme: str,
         count_lost: Callable[[int], None],
         pause_s: float = PAUSE_S,
+        close_s: float = CLOSE_S,
     ) -> None:
         """``scheme``: of the client port. ``count_lost``: called with the number of requests whose spans are lost, all
-        or some, in either thread. ``pause_s``: between two looks at the queue."""
+        or some, in either thread. ``pause_s``: between two looks at the queue. ``close_s``: ``close`` waits no longer.
+        """
+        self._close_s: Final = close_s
         self._pause_s: Final = pause_s
         self._collector = collector
         self._encoder = encoder
@@ -84,6 +89,8 @@ class SpanExport:
         """Two numbers, so that each has one writer: the event loop's thread, and ours."""
         self._num_full = self._num_full_told = 0
         """The requests that found the queue full; and how many of them the log has told of. The same two writers."""
+        self._num_sending = 0
+        """The requests of the batch that is being sent."""
         self._is_losing = False
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="pdcluster spans", daemon=True)
@@ -101,9 +108,12 @@ class SpanExport:
         self._ended.append(entry)
 
     def close(self) -> None:
-        """Sends what the collector takes at once. Waits up to 2 s."""
+        """Sends what the collector takes at once. Waits up to 2 s. The log tells how many requests have lost theirs."""
         self._is_closing.set()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(self._close_s)
+        if self._thread.is_alive() and (num_left := len(self._ended) + self._num_sending):
+            self._count_lost(num_left)
+            logger.warning("spans are lost requests=%d reason=the router ends, and its collector is slow", num_left)
 
     # Everything below runs in our own thread.
 
@@ -143,10 +153,12 @@ class SpanExport:
     def _send(self, batch: bytes, num_requests: int) -> None:
         if not num_requests:
             return
+        self._num_sending = num_requests
         for number in range(1, TRIES + 1):
             sent, num_rejected = self._collector.post(batch)
             if sent is not Sent.AGAIN or number == TRIES or self._is_closing.wait(self._pause_s * number):
                 break
+        self._num_sending = 0
         self._tell(num_requests if sent is not Sent.TAKEN else min(num_rejected, num_requests))
 
     def _tell(self, num_lost: int) -> None:
@@ -164,6 +176,5 @@ class SpanExport:
         self._is_losing = is_losing
 
 
-_CLOSE_S: Final = 2.0
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(KeptRow).decode

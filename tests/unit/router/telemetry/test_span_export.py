@@ -380,3 +380,17 @@ def test_a_collector_that_nobody_runs_is_tried_again() -> None:
     collector = SpanCollector("http://127.0.0.1:1/v1/traces", {}, None)
     assert collector.post(b"")[0] is Sent.AGAIN
     assert "refused" in collector.problem.lower()
+
+
+def test_what_a_slow_collector_has_not_taken_at_the_end_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    taker, lost = Taker(), Lost()
+    taker.may_answer.clear()
+    export = SpanExport(taker, SpanEncoder({"service.name": "r"}), "https", lost, PAUSE_S, close_s=0.0)
+    export.add(IDS, ROW, 1.0)
+    until(lambda: bool(taker.bodies))
+    export.add(IDS, ROW, 1.0)
+    export.close()
+    assert (lost.number, "spans are lost requests=2" in caplog.text) == (2, True)
+    taker.may_answer.set()
+    until(lambda: taker.is_closed)
+    assert lost.number == 2

@@ -76,14 +76,17 @@ class OpenFiles:
 
     @contextmanager
     def named(self) -> Iterator[str]:
-        """A folder that has them by their names, until the block ends.
+        """A folder that has them by their names for this process, until the block ends.
 
         Raises:
-            OSError: The folder cannot be made.
+            OSError: The folder cannot be made, or a file cannot be read.
         """
-        with tempfile.TemporaryDirectory(prefix="pdcluster-adapter-") as folder:
+        with tempfile.TemporaryDirectory(prefix="pdcluster-adapter-", ignore_cleanup_errors=True) as folder:
             for name, descriptor in self._descriptors.items():
-                (Path(folder) / name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+                path = Path(folder) / name
+                path.symlink_to(f"/proc/self/fd/{descriptor}")
+                with path.open("rb") as file:
+                    file.read(1)  # here an error ends nothing; vLLM's reading would end the engine
             yield folder
 
     def _stamps(self) -> tuple[FileStamp, ...]:

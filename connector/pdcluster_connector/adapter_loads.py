@@ -85,6 +85,7 @@ class AdapterLoads:
         if kept is None and load.files is not None and not load.problem:
             kept = opened(load.files)
         self._remember(asked.number, _LastLoad(load, is_resident, kept))
+        self.promises.check(asked, None if load.problem else load.files)
         if load.files is not None and not load.problem:
             with self._lock:
                 self._digests.loaded_again(load.files)
@@ -109,14 +110,12 @@ class AdapterLoads:
             return AdapterLoad(asked.name, asked.use, problem=asked.problem or _IN_HUB)
         return load_of(asked, None, files_of(folder))
 
-    def promise(self, request_id: RequestId, asked: AdapterRequest) -> bool:
-        """Decode's next step will compute ``asked`` with what is at hand now, until ``promises`` releases the request.
-
-        Returns False where that cannot be kept: its files have just become others.
-        """
+    def promise(self, request_id: RequestId, asked: AdapterRequest) -> AdapterLoad:
+        """The load with which decode will compute the request's first step, until ``promises`` releases it."""
         load, known = self.at_hand(asked), self._loaded.get(asked.number)
         kept = known.kept if known is not None and known.load == load else None
-        return self.promises.make(request_id, asked, load, kept)
+        self.promises.make(request_id, asked, load, kept)
+        return load
 
     def content(self, load: AdapterLoad) -> ContentAnswer:
         """The content of ``load``. If it is not known its files are read, and a later call tells."""

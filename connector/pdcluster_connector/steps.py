@@ -107,7 +107,7 @@ class PrefillEnded(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """A request with an adapter whose KV decode has, or had: its first step is this one, or it has ended before."""
+    """A request with an adapter that was announced: its first step is this one, or it has ended before."""
 
     request_id: RequestId
 

@@ -16,6 +16,7 @@ from functools import partial, wraps
 from typing import Final, TypeAlias
 
 from huggingface_hub import snapshot_download
+from vllm import envs
 from vllm.config import LoRAConfig
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
@@ -108,11 +109,7 @@ def _named(kept: OpenFiles, request: LoRARequest, stack: ExitStack) -> str | Non
     try:
         return stack.enter_context(kept.named())
     except OSError as error:
-        _LOG.critical(
-            "LoRA adapter is read with other files than requests wait for adapter=%s reason=%s: their answers mix both",
-            request.lora_name,
-            error,
-        )
+        _LOG.critical("LoRA adapter's old files cannot be read adapter=%s reason=%s", request.lora_name, error)
         return None
 
 
@@ -126,10 +123,12 @@ def _read_from(request: LoRARequest, folder: str) -> LoRARequest:
 def _folder_read(path: str) -> str | None:
     """The folder that vLLM has just read for ``path``: of a name in a hub, its newest snapshot in this machine's cache.
 
-    None: it is not found, as where vLLM takes names from ModelScope.
+    None: it is not found, or vLLM takes names from ModelScope.
     """
     if (folder := folder_of(path)) is not None:
         return folder
+    if envs.VLLM_USE_MODELSCOPE:
+        return None
     try:
         return str(snapshot_download(path, local_files_only=True))
     except (OSError, ValueError):

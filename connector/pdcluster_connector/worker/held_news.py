@@ -67,32 +67,31 @@ class HeldNews:
         known = self._known.get(request_id)
         return known.found if known else None
 
-    def change(self, request_id: RequestId, *, is_received: bool) -> str:
+    def change(self, request_id: RequestId) -> str:
         """The request's KV is here, or will not come. Why decode may not use it; empty: it may, for all that is known
-        of its adapter, which then stays as it is until ``begun``. Forgets the request otherwise."""
+        of its adapter. Forgets the request."""
         known = self._known.pop(request_id, None)
-        if known is None or not is_received:
+        if known is None or self._found(known.asked) == known.found:
             return ""
-        assert self._adapters is not None, "a request with an adapter on an engine without"
-        is_promised = self._adapters.promise(request_id, known.asked)
-        if is_promised and self._find(known.asked) == known.found:
-            return ""
-        self.begun(request_id)
         return _CHANGED.format(known.asked.name)
 
     def begun(self, request_id: RequestId) -> None:
-        """The first step of the request has begun, or it has ended before: its adapter may change."""
+        """The first step of the request has begun, or it has ended before: its adapter may change. Any thread."""
         if self._adapters is not None:
             self._adapters.promises.release(request_id)
 
     def _must_wait(self, item: News, now: float) -> bool:
         if not isinstance(item, Expect) or item.adapter is None:
             return False
-        found = self._find(item.adapter)
+        found = self._loads.content(self._loads.promise(item.request_id, item.adapter))
         self._known[item.request_id] = _Adapter(item.adapter, found)
         is_pending = isinstance(found, UnknownContent) and not found.is_final
         return is_pending and now < self._until.setdefault(item.request_id, now + ADAPTER_WAIT_S)
 
-    def _find(self, asked: AdapterRequest) -> ContentAnswer:
+    def _found(self, asked: AdapterRequest) -> ContentAnswer:
+        return self._loads.content(self._loads.at_hand(asked))
+
+    @property
+    def _loads(self) -> AdapterLoads:
         assert self._adapters is not None, "a request with an adapter on an engine without"
-        return self._adapters.content(self._adapters.at_hand(asked))
+        return self._adapters

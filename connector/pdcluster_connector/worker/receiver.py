@@ -100,7 +100,12 @@ class Receiver:
         self._thread.start()
 
     def begin_step(self, step: DecodeStep) -> None:
-        """Tells the receiver thread of requests that were reserved or cancelled, and of prefills that have ended."""
+        """Tells the receiver thread of requests that were reserved or cancelled, and of prefills that have ended.
+
+        A promise ends here and once more there: the thread may not have made it yet, and may lose news to an error.
+        """
+        for begun in step.begun:
+            self._held.begun(begun.request_id)
         news: tuple[News, ...] = (*step.expects, *step.ended, *step.cancels, *step.begun)
         if news:
             now = time.monotonic()
@@ -316,7 +321,7 @@ class Receiver:
 
     def _judged(self, end: Ended) -> Ended:
         """``end``, or a failure: decode's LoRA adapter is not the one any more with which the KV was computed."""
-        change = self._held.change(end.request_id, is_received=end.report.is_received)
-        if not change:
+        change = self._held.change(end.request_id)
+        if not (change and end.report.is_received):
             return end
         return Ended(end.request_id, Report(is_received=False, reason=change))

@@ -123,8 +123,10 @@ def test_vllm_reads_what_a_request_with_kv_waits_for_and_then_what_is_in_the_fol
     asked, load = adapter_of(request, LORA), adapters._watched(reads)
     assert load(manager, request) == b"old"
     old = loads.in_step(asked)
-    assert loads.promise(R, asked)
+    assert loads.promise(R, asked) == old
     put(tmp_path, b"new")
+    assert loads.promise(RequestId("later"), asked) == old, "though the files have other names by now"
+    loads.promises.release(RequestId("later"))
     assert load(manager, request) == b"old"
     assert loads.in_step(asked) == old == loads.at_hand(asked)
     assert request.lora_path == str(tmp_path)
@@ -132,23 +134,55 @@ def test_vllm_reads_what_a_request_with_kv_waits_for_and_then_what_is_in_the_fol
     assert load(manager, request) == b"new"
 
 
-@pytest.mark.parametrize("fault", ["written over", "no room"])
-def test_where_the_old_files_cannot_be_read_vllm_goes_on_and_the_log_says_who_is_hurt(
-    fault: str, loads: AdapterLoads, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_an_adapter_of_a_hub_that_a_request_with_kv_waits_for_is_not_asked_for_again(
+    loads: AdapterLoads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, b"old")
-    request, manager = LoRARequest("sql", 3, str(tmp_path)), SimpleNamespace(list_adapters=set)
-    assert loads.promise(R, adapter_of(request, LORA))
+    monkeypatch.setattr(adapters, "snapshot_download", lambda *_, **__: str(tmp_path))
+    held, request = {3}, LoRARequest("sql", 3, "org/sql")
+    asked, manager = adapter_of(request, LORA), SimpleNamespace(list_adapters=lambda: held)
+    read = adapters._watched(lambda _, one: one.lora_path)
+    assert read(manager, request) == "org/sql"
+    loads.promise(R, asked)
+    held.clear()
+    assert read(manager, request) != "org/sql"
+    loads.promises.release(R)
+    assert read(manager, request) == "org/sql"
+
+
+def test_what_modelscope_provides_has_no_known_content(
+    loads: AdapterLoads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, b"of Hugging Face")
+    monkeypatch.setattr(adapters, "snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "true")
+    request, manager = LoRARequest("sql", 3, "org/sql"), SimpleNamespace(list_adapters=lambda: {3})
+    adapters._watched(lambda _, one: one.lora_path)(manager, request)
+    assert loads.in_step(adapter_of(request, LORA)).problem
+
+
+@pytest.mark.parametrize("fault", ["written over", "no room", "another path"])
+def test_where_vllm_reads_other_files_all_the_same_it_goes_on_and_the_log_says_who_is_hurt(
+    fault: str, loads: AdapterLoads, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = tmp_path / "old", tmp_path / "other"
+    for one in (folder, other):
+        one.mkdir()
+        put(one, b"old")
+    request, manager = LoRARequest("sql", 3, str(folder)), SimpleNamespace(list_adapters=set)
+    asked = adapter_of(request, LORA)
+    loads.promise(R, asked)
     if fault == "written over":
-        (tmp_path / WEIGHTS[0]).write_bytes(b"newer")
-    else:
-        put(tmp_path, b"newer")
+        (folder / WEIGHTS[0]).write_bytes(b"newer")
+    elif fault == "no room":
+        put(folder, b"newer")
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    else:
+        put(other, b"newer")
+        request = LoRARequest("sql", 3, str(other))
     assert adapters._watched(reads)(manager, request) == b"newer"
-    assert "adapter=sql" in caplog.text
-    assert "mix both" in caplog.text
-    assert loads.in_step(adapter_of(request, LORA)).files == files_of(str(tmp_path))
-    assert not loads.promise(RequestId("later"), adapter_of(request, LORA))
+    assert f"adapter=sql path={folder} requests=1" in caplog.text
+    assert loads.in_step(adapter_of(request, LORA)).files == files_of(request.lora_path)
 
 
 def test_a_load_that_vllm_refuses_leaves_what_was_noted_before(loads: AdapterLoads) -> None:

@@ -75,35 +75,25 @@ def test_an_adapter_that_was_loaded_again_while_its_kv_came_is_told_and_another_
     bench = Bench(tmp_path)
     bench.read("old")
     assert bench.due(0.0, bench.expect) == [bench.expect]
-    assert bench.held.change(R, is_received=True) == ""
-    bench.held.begun(R)
+    assert bench.held.change(R) == ""
     assert bench.due(1.0, bench.expect) == [bench.expect]
     bench.put(b"newer")
-    assert bench.held.change(R, is_received=True) == (
+    bench.adapters.loaded(bench.asked, None, str(tmp_path), lambda: True)
+    assert bench.held.change(R) == (
         "decode has loaded LoRA adapter 'sql' again, with other files, while the KV was on its way"
     )
-    assert bench.held.change(PLAIN, is_received=True) == ""
+    assert bench.held.change(PLAIN) == ""
 
 
-def test_the_adapter_of_a_request_with_kv_stays_what_it_is_until_the_request_has_begun(tmp_path: Path) -> None:
+def test_the_adapter_of_a_request_stays_what_it_is_until_the_request_has_begun(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.read("old")
     old = bench.adapters.at_hand(bench.asked)
     bench.due(0.0, bench.expect)
-    assert bench.held.change(R, is_received=True) == ""
     bench.put(b"newer")
+    assert bench.held.change(R) == ""
     assert bench.adapters.at_hand(bench.asked) == old
     assert bench.due(1.0, Begun(R)) == [Begun(R)]
     bench.held.begun(R)
     assert bench.adapters.at_hand(bench.asked) != old
-
-
-def test_a_request_whose_kv_does_not_come_or_is_not_used_keeps_no_adapter(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.read("old")
-    bench.due(0.0, bench.expect)
-    assert bench.held.change(R, is_received=False) == ""
-    bench.due(1.0, bench.expect)
-    bench.put(b"newer")
-    assert bench.held.change(R, is_received=True)
-    assert not bench.adapters.promises._by_number
+    assert not bench.adapters.promises._promises

@@ -10,11 +10,10 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_connector.adapter_files import FilesChanged, OpenFiles, digest_of, files_of, folder_of, opened
-from pdcluster_connector.adapter_promises import AdapterPromises
+from pdcluster_connector.adapter_files import FilesChanged, digest_of, files_of, folder_of
 from pdcluster_connector.core.adapters import (
     AdapterLoad,
     AdapterRequest,
@@ -25,7 +24,6 @@ from pdcluster_connector.core.adapters import (
     load_of,
 )
 from pdcluster_connector.ending import left_s
-from pdcluster_protocol.ids import RequestId
 
 MAX_LOADS: Final = 4096
 """The most adapters whose last load is remembered, beside those that vLLM holds. Others count as not loaded."""
@@ -44,7 +42,6 @@ class _LastLoad:
     load: AdapterLoad
     is_resident: Callable[[], bool]
     """Whether vLLM still holds this adapter, and does not read it again."""
-    kept: OpenFiles | None = None
 
 
 class AdapterLoads:
@@ -59,7 +56,6 @@ class AdapterLoads:
         self._queue: queue.Queue[Files | None] = queue.Queue(MAX_QUEUED + 1)
         self._loaded: OrderedDict[int, _LastLoad] = OrderedDict()
         """The forward thread writes."""
-        self.promises = AdapterPromises()
         self._thread = threading.Thread(target=self._read_all, name="pdcluster-adapters", daemon=True)
         self._thread.start()
 
@@ -69,23 +65,11 @@ class AdapterLoads:
         return (files_of(folder) or Files(folder, ())) if folder else None
 
     def loaded(
-        self,
-        asked: AdapterRequest,
-        before: Files | None,
-        folder: str | None,
-        is_resident: Callable[[], bool],
-        kept: OpenFiles | None = None,
+        self, asked: AdapterRequest, before: Files | None, folder: str | None, is_resident: Callable[[], bool]
     ) -> None:
-        """vLLM has read the adapter from ``folder``, or from ``kept``. Forward thread, while vLLM loads."""
-        if kept is not None:
-            before, after = kept.files, kept.files if kept.is_unchanged else None
-        else:
-            after = files_of(folder) if folder else None
-        load = load_of(asked, before, after)
-        if kept is None and load.files is not None and not load.problem:
-            kept = opened(load.files)
-        self._remember(asked.number, _LastLoad(load, is_resident, kept))
-        self.promises.check(asked, None if load.problem else load.files)
+        """vLLM has read the adapter from ``folder``. Forward thread, while vLLM loads."""
+        load = load_of(asked, before, files_of(folder) if folder else None)
+        self._remember(asked.number, _LastLoad(load, is_resident))
         if load.files is not None and not load.problem:
             with self._lock:
                 self._digests.loaded_again(load.files)
@@ -104,18 +88,9 @@ class AdapterLoads:
         is_held = known is not None and known.load.name == asked.name and known.is_resident()
         if known is not None and is_held and not asked.is_read_each_step:
             return known.load
-        if (promised := self.promises.load_of(asked)) is not None:
-            return promised
         if (folder := folder_of(asked.path)) is None:
             return AdapterLoad(asked.name, asked.use, problem=asked.problem or _IN_HUB)
         return load_of(asked, None, files_of(folder))
-
-    def promise(self, request_id: RequestId, asked: AdapterRequest) -> AdapterLoad:
-        """The load with which decode will compute the request's first step, until ``promises`` releases it."""
-        load, known = self.at_hand(asked), self._loaded.get(asked.number)
-        kept = known.kept if known is not None and known.load == load else None
-        self.promises.make(request_id, asked, load, kept)
-        return load
 
     def content(self, load: AdapterLoad) -> ContentAnswer:
         """The content of ``load``. If it is not known its files are read, and a later call tells."""
@@ -141,9 +116,6 @@ class AdapterLoads:
 
     def _remember(self, number: int, last: _LastLoad) -> None:
         """Forgets the oldest load that vLLM does not hold, if there are too many. Other threads look up meanwhile."""
-        for known, one in self._loaded.items():
-            if one.kept is not None and not one.is_resident():
-                self._loaded[known] = replace(one, kept=None)
         self._loaded[number] = last
         self._loaded.move_to_end(number)
         spare = (known for known, one in self._loaded.items() if known != number and not one.is_resident())

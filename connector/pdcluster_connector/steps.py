@@ -106,16 +106,9 @@ class PrefillEnded(msgspec.Struct, frozen=True):
     attempt: Attempt
 
 
-class Begun(msgspec.Struct, frozen=True):
-    """A request with an adapter that was announced: its first step is this one, or it has ended before."""
-
-    request_id: RequestId
-
-
 class DecodeStep(msgspec.Struct, frozen=True, tag="decode"):
     """News for a decode rank. ``ended`` and ``cancels`` name requests that this step or an earlier one expects."""
 
     expects: tuple[Expect, ...] = ()
     ended: tuple[PrefillEnded, ...] = ()
     cancels: tuple[Cancel, ...] = ()
-    begun: tuple[Begun, ...] = ()

@@ -14,9 +14,9 @@ from patience import PATIENCE_S, until
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import Begun, DecodeStep, PrefillStep
+from pdcluster_connector.steps import DecodeStep, PrefillStep
 from pdcluster_connector.worker.prefill import PrefillWorker
-from pdcluster_protocol.ids import EngineId, RequestId
+from pdcluster_protocol.ids import EngineId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.side_channel import Failed, Hello, Open, Welcome
 from unit.connector.test_adapter_loads import content, digest_now, load, put
@@ -63,7 +63,6 @@ def test_kv_of_an_adapter_that_decode_loads_again_while_it_comes_is_not_called_r
             load(one, asked)
         push(pair, "a", asked)
         pair.require_received("a")
-        begin(pair, "a")
         announce(pair, "b", asked)
         put(tmp_path, b"new")
         load(loads[Role.DECODE], asked)
@@ -77,11 +76,6 @@ def test_kv_of_an_adapter_that_decode_loads_again_while_it_comes_is_not_called_r
         pair.require_received("d")
     for one in loads.values():
         one.close(time.monotonic() + PATIENCE_S)
-
-
-def begin(pair: Pair, name: str) -> None:
-    """The request's first step has begun: its adapter may change."""
-    pair.decode.worker.begin_step(DecodeStep(begun=(Begun(RequestId(name)),)))
 
 
 def announce(pair: Pair, name: str, asked: AdapterRequest) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +17,8 @@ from typing import Final
 import pytest
 from tools.adapters import RANK, write_adapter
 
-from integration.harness import (
-    Harness,
-    HttpError,
-    Pool,
-    Server,
-    blocks_in_use,
-    complete,
-    eventually,
-    get_text,
-    opened,
-)
-from integration.prompts import LONG, PROMPT
+from integration.harness import Harness, HttpError, Pool, Server, blocks_in_use, complete, eventually, opened
+from integration.prompts import PROMPT
 
 pytestmark = pytest.mark.engines
 
@@ -135,31 +124,3 @@ def test_where_requests_are_to_fail_the_error_names_both_engines_both_contents_a
         assert f"decode engine {decode.name}" in line
         assert len(set(re.findall(r"of content ([0-9a-f]{32})", line))) == 2
         assert "/v1/load_lora_adapter" in line
-
-
-@pytest.mark.slow
-def test_files_that_change_while_a_request_with_its_kv_waits_for_room_are_not_read_for_it(
-    harness: Harness, tmp_path: Path
-) -> None:
-    """Decode has room for one adapter, and another request keeps the place until its answer is whole."""
-    with start_scene(harness, tmp_path, room=1) as scene, ThreadPoolExecutor(2) as threads:
-        (prefill,), (decode,) = scene.pool.prefill, scene.pool.decode
-        old = complete(prefill.url, LONG, NUM_TOKENS, model="sql").token_ids
-        asked = threads.submit(complete, scene.pool.url, LONG, NUM_TOKENS, model="sql", timeout_s=400)
-        assert eventually(lambda: "vllm:num_requests_waiting{" in waiting(decode.url), poll_s=0.05)
-        poem = threads.submit(complete, decode.url, [7, 8, 9], 300, model="poem", ignore_eos=True, timeout_s=400)
-        assert eventually(lambda: scene.num_pushed() == 1)
-        scene.put(NEW)
-        assert not poem.done()
-        assert not asked.done()
-        assert asked.result().token_ids == old
-        assert poem.result().token_ids
-        assert eventually(lambda: scene.ask(decode.url, "poem") == scene.ask(prefill.url, "poem"))
-        new = complete(decode.url, LONG, NUM_TOKENS, model="sql").token_ids
-        assert new != old, "the next load reads the new files"
-
-
-def waiting(url: str) -> str:
-    """The metric's line, if a request waits."""
-    lines = [line for line in get_text(f"{url}/metrics").splitlines() if line.startswith("vllm:num_requests_waiting{")]
-    return next((line for line in lines if float(line.split()[-1]) >= 1), "")

@@ -34,11 +34,6 @@ class FileStamp(NamedTuple):
     mtime_ns: int
     ctime_ns: int
 
-    @property
-    def content(self) -> tuple[int, int, int, int]:
-        """The part that stays while nothing is written into the file, also if it loses its name."""
-        return self.device, self.inode, self.num_bytes, self.mtime_ns
-
 
 class Files(NamedTuple):
     """The files of an adapter that vLLM reads, at one time."""

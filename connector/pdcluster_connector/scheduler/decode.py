@@ -17,7 +17,7 @@ from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.local_prefill import is_local
 from pdcluster_connector.core.watermark import KvGroup, held_table, num_kept_back, wanted_spans
 from pdcluster_connector.failures import LOCAL_PREFILL_TOKENS, LOCAL_PREFILLS, TransferFailure, count, log_failure
-from pdcluster_connector.steps import Begun, Cancel, ContentOrder, DecodeStep, Expect, PrefillEnded
+from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome
@@ -99,8 +99,6 @@ class _AwaitedRequest:
     num_missing: int = 0
     """Prompt tokens that decode lacked when vLLM asked last."""
     adapter: AdapterRequest | None = None
-    has_begun: bool = False
-    """The workers were told that its first step has begun, or need not be."""
 
     @property
     def must_be_pushed(self) -> bool:
@@ -125,7 +123,6 @@ class DecodeScheduler:
         self._expects: list[Expect] = []
         self._ended: list[PrefillEnded] = []
         self._cancels: list[Cancel] = []
-        self._begun: list[Begun] = []
         self._posts: list[tuple[RequestId, str, DecodeCall, float]] = []
         self._num_local_tokens = 0
         """Missing tokens that this engine computes itself in the coming step."""
@@ -197,31 +194,18 @@ class DecodeScheduler:
         """The news of this step for the workers. Also posts the calls to the metaserver that waited for this step."""
         while self._outcomes:
             self._decide(*self._outcomes.popleft())
-        step = DecodeStep(tuple(self._expects), tuple(self._ended), tuple(self._cancels), tuple(self._begun))
+        step = DecodeStep(tuple(self._expects), tuple(self._ended), tuple(self._cancels))
         for request_id, url, said, deadline in self._posts:
             self._metaserver.post(request_id, url, said, deadline=deadline)
-        self._expects, self._ended, self._cancels, self._posts, self._begun = [], [], [], [], []
+        self._expects, self._ended, self._cancels, self._posts = [], [], [], []
         self._num_local_tokens = 0
         return step
-
-    def begin(self, request_ids: Iterable[RequestId]) -> None:
-        """vLLM computes these requests in the coming step, for the first time or after a preemption."""
-        for request_id in request_ids:
-            if request := self._requests.get(request_id):
-                self._tell_begun(request_id, request)
-
-    def _tell_begun(self, request_id: RequestId, request: _AwaitedRequest) -> None:
-        """Workers keep the adapter of a request with KV as it is until then: ``adapter_promises.py``."""
-        if request.adapter is not None and request.reservation is not None and not request.has_begun:
-            request.has_begun = True
-            self._begun.append(Begun(request_id))
 
     def finish(self, request_id: RequestId) -> dict[str, object] | None:
         """vLLM has ended the request, in any state. Returns the receipt for its answer, if the router wants one."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return None
-        self._tell_begun(request_id, request)
         if request.params is not None:
             del self._transfers[request.params.transfer_id]
         self._posts = [post for post in self._posts if post[0] != request_id]

@@ -7,28 +7,25 @@ model runners use it). vLLM calls it in the worker's own thread before the forwa
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Callable
-from contextlib import ExitStack
-from copy import copy
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Final, TypeAlias
 
 from huggingface_hub import snapshot_download
-from vllm import envs
 from vllm.config import LoRAConfig
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.request import LoRARequest
 from vllm.lora.worker_manager import WorkerLoRAManager
 
-from pdcluster_connector.adapter_files import OpenFiles, folder_of
+from pdcluster_connector.adapter_files import folder_of
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterRequest
 
 _LoadMethod: TypeAlias = Callable[[WorkerLoRAManager, LoRARequest], LoRAModel]
 
-_LOG: Final = logging.getLogger(__name__)
+_MODELSCOPE: Final = "VLLM_USE_MODELSCOPE"
 _METHOD: Final = "_load_adapter"
 _TENSORIZED: Final = "it is read by tensorizer, and no file of it is known: serve it as a folder"
 
@@ -91,33 +88,13 @@ def _watched(inner: _LoadMethod) -> _LoadMethod:
     @wraps(inner)
     def load(manager: WorkerLoRAManager, request: LoRARequest) -> LoRAModel:
         asked = [(watcher.loads, adapter_of(request, watcher.config)) for watcher in _WATCHERS]
-        kept = next((found for loads, one in asked if (found := loads.promises.replacement(one))), None)
         before = [(loads, one, loads.files_before(one)) for loads, one in asked]
-        with ExitStack() as stack:
-            folder = _named(kept, request, stack) if kept else None
-            model = inner(manager, _read_from(request, folder) if folder else request)
+        model = inner(manager, request)
         for loads, one, files in before:
-            is_resident = partial(_is_resident, manager, one.number)
-            loads.loaded(one, files, _folder_read(one.path), is_resident, kept if folder else None)
+            loads.loaded(one, files, _folder_read(one.path), partial(_is_resident, manager, one.number))
         return model
 
     return load
-
-
-def _named(kept: OpenFiles, request: LoRARequest, stack: ExitStack) -> str | None:
-    """A folder with the files ``kept``, until ``stack`` ends; None: it cannot be made. That must not end the engine."""
-    try:
-        return stack.enter_context(kept.named())
-    except OSError as error:
-        _LOG.critical("LoRA adapter's old files cannot be read adapter=%s reason=%s", request.lora_name, error)
-        return None
-
-
-def _read_from(request: LoRARequest, folder: str) -> LoRARequest:
-    """``request`` with another folder."""
-    replaced = copy(request)
-    replaced.lora_path = folder
-    return replaced
 
 
 def _folder_read(path: str) -> str | None:
@@ -127,7 +104,7 @@ def _folder_read(path: str) -> str | None:
     """
     if (folder := folder_of(path)) is not None:
         return folder
-    if envs.VLLM_USE_MODELSCOPE:
+    if os.environ.get(_MODELSCOPE, "").strip().lower() in ("1", "true"):  # vLLM 0.32 ``envs.py``
         return None
     try:
         return str(snapshot_download(path, local_files_only=True))

@@ -198,7 +198,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         if self._prefill_scheduler is None:
             pushed = self._pushed_blocks.take_new() if self._pushed_blocks else {}
-            return StepMetadata(self._decode_step(scheduler_output), pushed)
+            step = self._decode_half.requests.step() if self._decode_half else DecodeStep()
+            return StepMetadata(step, pushed)
         return StepMetadata(
             self._prefill_scheduler.step(
                 _scheduled(scheduler_output),
@@ -207,13 +208,6 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 now=time.monotonic(),
             )
         )
-
-    def _decode_step(self, output: SchedulerOutput) -> DecodeStep:
-        if self._decode_half is None:
-            return DecodeStep()
-        if self._vllm_config.lora_config is not None:
-            self._decode_half.requests.begin(RequestId(new.req_id) for new in output.scheduled_new_reqs)
-        return self._decode_half.requests.step()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._prefill_scheduler is not None:

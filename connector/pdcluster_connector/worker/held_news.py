@@ -13,11 +13,11 @@ from typing import Final, TypeAlias
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterRequest, ContentAnswer, UnknownContent
 from pdcluster_connector.settings import ADAPTER_WAIT_S
-from pdcluster_connector.steps import Begun, Cancel, Expect, PrefillEnded
+from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_protocol.adapters import AdapterContent
 from pdcluster_protocol.ids import RequestId
 
-News: TypeAlias = Expect | PrefillEnded | Cancel | Begun
+News: TypeAlias = Expect | PrefillEnded | Cancel
 """News of one request, from the scheduler to a decode rank."""
 
 _CHANGED: Final = "decode has loaded LoRA adapter {!r} again, with other files, while the KV was on its way"
@@ -71,27 +71,18 @@ class HeldNews:
         """The request's KV is here, or will not come. Why decode may not use it; empty: it may, for all that is known
         of its adapter. Forgets the request."""
         known = self._known.pop(request_id, None)
-        if known is None or self._found(known.asked) == known.found:
+        if known is None or self._find(known.asked) == known.found:
             return ""
         return _CHANGED.format(known.asked.name)
-
-    def begun(self, request_id: RequestId) -> None:
-        """The first step of the request has begun, or it has ended before: its adapter may change. Any thread."""
-        if self._adapters is not None:
-            self._adapters.promises.release(request_id)
 
     def _must_wait(self, item: News, now: float) -> bool:
         if not isinstance(item, Expect) or item.adapter is None:
             return False
-        found = self._loads.content(self._loads.promise(item.request_id, item.adapter))
+        found = self._find(item.adapter)
         self._known[item.request_id] = _Adapter(item.adapter, found)
         is_pending = isinstance(found, UnknownContent) and not found.is_final
         return is_pending and now < self._until.setdefault(item.request_id, now + ADAPTER_WAIT_S)
 
-    def _found(self, asked: AdapterRequest) -> ContentAnswer:
-        return self._loads.content(self._loads.at_hand(asked))
-
-    @property
-    def _loads(self) -> AdapterLoads:
+    def _find(self, asked: AdapterRequest) -> ContentAnswer:
         assert self._adapters is not None, "a request with an adapter on an engine without"
-        return self._adapters
+        return self._adapters.content(self._adapters.at_hand(asked))

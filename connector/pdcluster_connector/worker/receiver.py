@@ -34,7 +34,7 @@ from pdcluster_connector.ending import left_s
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.settings import CUT_S
 from pdcluster_connector.side_channel import DecodeChannel, Wakeup
-from pdcluster_connector.steps import Begun, Cancel, DecodeStep, PrefillEnded
+from pdcluster_connector.steps import Cancel, DecodeStep, PrefillEnded
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.content_sums import KvReader, ReceiveSums
 from pdcluster_connector.worker.held_news import HeldNews, News
@@ -100,13 +100,8 @@ class Receiver:
         self._thread.start()
 
     def begin_step(self, step: DecodeStep) -> None:
-        """Tells the receiver thread of requests that were reserved or cancelled, and of prefills that have ended.
-
-        A promise ends here and once more there: the thread may not have made it yet, and may lose news to an error.
-        """
-        for begun in step.begun:
-            self._held.begun(begun.request_id)
-        news: tuple[News, ...] = (*step.expects, *step.ended, *step.cancels, *step.begun)
+        """Tells the receiver thread of requests that were reserved or cancelled, and of prefills that have ended."""
+        news: tuple[News, ...] = (*step.expects, *step.ended, *step.cancels)
         if news:
             now = time.monotonic()
             self._inbox.extend((item, now) for item in news)
@@ -224,9 +219,6 @@ class Receiver:
         self._do(self._reception.fail(transfer, reason, now=now), now)
 
     def _on_news(self, news: News, announced_at: float, now: float) -> None:
-        if isinstance(news, Begun):
-            self._held.begun(news.request_id)
-            return
         if isinstance(news, Cancel):
             self._do(self._reception.cancel(news.request_id, news.reason, now=now), now)
             return

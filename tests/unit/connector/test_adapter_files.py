@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from pdcluster_connector.adapter_files import CONFIG, WEIGHTS, FilesChanged, digest_of, files_of, folder_of, opened
+from pdcluster_connector.adapter_files import CONFIG, WEIGHTS, FilesChanged, digest_of, files_of, folder_of
 from pdcluster_connector.core.adapters import Files
 
 
@@ -72,33 +71,3 @@ def test_a_path_is_a_folder_and_another_name_is_a_hubs(tmp_path: Path, monkeypat
     assert folder_of("here") == str(tmp_path / "here")
     assert folder_of("~/sql") == str(Path.home() / "sql")
     assert folder_of("somebody/sql") is None
-
-
-def test_files_that_are_open_are_read_though_others_have_taken_their_names(tmp_path: Path) -> None:
-    kept = opened(adapter(tmp_path / "a", weights=b"old"))
-    assert kept is not None
-    shutil.rmtree(tmp_path / "a")
-    new = adapter(tmp_path / "a", weights=b"new")
-    assert kept.is_unchanged
-    with kept.named() as folder:
-        found = files_of(folder)
-        assert found is not None
-        assert digest_of(found) == digest_of(adapter(tmp_path / "b", weights=b"old")) != digest_of(new)
-    assert not Path(folder).exists()
-
-
-def test_files_that_were_written_into_are_not_what_was_opened(tmp_path: Path) -> None:
-    kept = opened(adapter(tmp_path, weights=b"old"))
-    assert kept is not None
-    adapter(tmp_path, weights=b"new!")
-    assert not kept.is_unchanged
-
-
-def test_files_of_another_stamp_or_none_are_not_opened(tmp_path: Path) -> None:
-    old = adapter(tmp_path, weights=b"old")
-    adapter(tmp_path, weights=b"new!")
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    assert opened(old) is None
-    (tmp_path / CONFIG).unlink()
-    assert opened(old) is None
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

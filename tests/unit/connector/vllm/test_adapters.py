@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +17,6 @@ from pdcluster_connector.adapter_files import CONFIG, WEIGHTS, files_of
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.vllm import adapters
 from pdcluster_connector.vllm.adapters import adapter_of, unwatch, watch_loads
-from pdcluster_protocol.ids import RequestId
-
-R = RequestId("r")
 
 LORA: Any = SimpleNamespace(
     target_modules=["v_proj", "k_proj"],
@@ -105,84 +101,16 @@ def test_files_that_change_while_vllm_reads_them_have_no_known_content(loads: Ad
     assert "changed while vLLM read them" in loads.in_step(adapter_of(request, LORA)).problem
 
 
-def put(folder: Path, weights: bytes) -> None:
-    for name, content in ((CONFIG, b"{}"), (WEIGHTS[0], weights)):
-        (folder / "new").write_bytes(content)
-        (folder / "new").replace(folder / name)
-
-
-def reads(_: object, asked: LoRARequest) -> Any:
-    return (Path(asked.lora_path) / WEIGHTS[0]).read_bytes()
-
-
-def test_vllm_reads_what_a_request_with_kv_waits_for_and_then_what_is_in_the_folder(
-    loads: AdapterLoads, tmp_path: Path
-) -> None:
-    put(tmp_path, b"old")
-    request, manager = LoRARequest("sql", 3, str(tmp_path)), SimpleNamespace(list_adapters=set)
-    asked, load = adapter_of(request, LORA), adapters._watched(reads)
-    assert load(manager, request) == b"old"
-    old = loads.in_step(asked)
-    assert loads.promise(R, asked) == old
-    put(tmp_path, b"new")
-    assert loads.promise(RequestId("later"), asked) == old, "though the files have other names by now"
-    loads.promises.release(RequestId("later"))
-    assert load(manager, request) == b"old"
-    assert loads.in_step(asked) == old == loads.at_hand(asked)
-    assert request.lora_path == str(tmp_path)
-    loads.promises.release(R)
-    assert load(manager, request) == b"new"
-
-
-def test_an_adapter_of_a_hub_that_a_request_with_kv_waits_for_is_not_asked_for_again(
-    loads: AdapterLoads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tmp_path, b"old")
-    monkeypatch.setattr(adapters, "snapshot_download", lambda *_, **__: str(tmp_path))
-    held, request = {3}, LoRARequest("sql", 3, "org/sql")
-    asked, manager = adapter_of(request, LORA), SimpleNamespace(list_adapters=lambda: held)
-    read = adapters._watched(lambda _, one: one.lora_path)
-    assert read(manager, request) == "org/sql"
-    loads.promise(R, asked)
-    held.clear()
-    assert read(manager, request) != "org/sql"
-    loads.promises.release(R)
-    assert read(manager, request) == "org/sql"
-
-
 def test_what_modelscope_provides_has_no_known_content(
     loads: AdapterLoads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path, b"of Hugging Face")
+    for name in (CONFIG, WEIGHTS[0]):
+        (tmp_path / name).write_bytes(b"of Hugging Face")
     monkeypatch.setattr(adapters, "snapshot_download", lambda *_, **__: str(tmp_path))
     monkeypatch.setenv("VLLM_USE_MODELSCOPE", "true")
     request, manager = LoRARequest("sql", 3, "org/sql"), SimpleNamespace(list_adapters=lambda: {3})
     adapters._watched(lambda _, one: one.lora_path)(manager, request)
     assert loads.in_step(adapter_of(request, LORA)).problem
-
-
-@pytest.mark.parametrize("fault", ["written over", "no room", "another path"])
-def test_where_vllm_reads_other_files_all_the_same_it_goes_on_and_the_log_says_who_is_hurt(
-    fault: str, loads: AdapterLoads, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, other = tmp_path / "old", tmp_path / "other"
-    for one in (folder, other):
-        one.mkdir()
-        put(one, b"old")
-    request, manager = LoRARequest("sql", 3, str(folder)), SimpleNamespace(list_adapters=set)
-    asked = adapter_of(request, LORA)
-    loads.promise(R, asked)
-    if fault == "written over":
-        (folder / WEIGHTS[0]).write_bytes(b"newer")
-    elif fault == "no room":
-        put(folder, b"newer")
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    else:
-        put(other, b"newer")
-        request = LoRARequest("sql", 3, str(other))
-    assert adapters._watched(reads)(manager, request) == b"newer"
-    assert f"adapter=sql path={folder} requests=1" in caplog.text
-    assert loads.in_step(adapter_of(request, LORA)).files == files_of(request.lora_path)
 
 
 def test_a_load_that_vllm_refuses_leaves_what_was_noted_before(loads: AdapterLoads) -> None:

@@ -10,7 +10,7 @@ from pdcluster_connector.adapter_files import CONFIG, WEIGHTS
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterRequest, UnknownContent
 from pdcluster_connector.settings import ADAPTER_WAIT_S
-from pdcluster_connector.steps import Begun, Cancel, Expect, PrefillEnded
+from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_connector.worker.held_news import HeldNews, News
 from pdcluster_protocol.adapters import AdapterContent
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
@@ -78,22 +78,7 @@ def test_an_adapter_that_was_loaded_again_while_its_kv_came_is_told_and_another_
     assert bench.held.change(R) == ""
     assert bench.due(1.0, bench.expect) == [bench.expect]
     bench.put(b"newer")
-    bench.adapters.loaded(bench.asked, None, str(tmp_path), lambda: True)
     assert bench.held.change(R) == (
         "decode has loaded LoRA adapter 'sql' again, with other files, while the KV was on its way"
     )
     assert bench.held.change(PLAIN) == ""
-
-
-def test_the_adapter_of_a_request_stays_what_it_is_until_the_request_has_begun(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.read("old")
-    old = bench.adapters.at_hand(bench.asked)
-    bench.due(0.0, bench.expect)
-    bench.put(b"newer")
-    assert bench.held.change(R) == ""
-    assert bench.adapters.at_hand(bench.asked) == old
-    assert bench.due(1.0, Begun(R)) == [Begun(R)]
-    bench.held.begun(R)
-    assert bench.adapters.at_hand(bench.asked) != old
-    assert not bench.adapters.promises._promises

@@ -41,7 +41,7 @@ def span_settings_told(
     Raises:
         ConfigError: The variables want a sampler that the router has not.
     """
-    if not {"otlp_endpoint"} & {*given, *told}:
+    if "otlp_endpoint" not in given and "otlp_endpoint" not in told:
         return {name: value for name, value in told.items() if name not in SPAN_VARIABLES}
     sampler = environ.get(_SAMPLER_VARIABLE, "")
     if not sampler or "trace_sample_ratio" in given:

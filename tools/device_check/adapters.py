@@ -13,14 +13,13 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from tools.adapters import RANK, write_adapter
 from tools.device_check.asking import ANSWER_S, Answer, answer_of
-from tools.device_check.kills import pushes
+from tools.device_check.kills import Pool, pushes
 
-from pdcluster_cli.local.pool import PoolProcess
 from pdcluster_cli.processes.engines import LOOPBACK, PoolRole
 
 ENV: Final = (("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True"),)
@@ -28,15 +27,6 @@ BASE: Final = ""
 """Stands for the model without an adapter."""
 SERVED: Final = {"sql": 1, "poem": 2, "changed": 3}
 """The seed of each adapter's weights. ``sql`` gets those of ``changed``, for which only the single engine is asked."""
-
-
-class Pool(Protocol):
-    """The running pool."""
-
-    @property
-    def front(self) -> int: ...
-    @property
-    def members(self) -> Mapping[str, PoolProcess]: ...
 
 
 def arguments(logs: Path, model: Path) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
@@ -74,10 +74,15 @@ class Row:
 def main() -> int:
     where = asked_device()
     tables = {size: in_a_process(where, size) for size in PIECES}
+    print_tables(tables)
+    return 0
+
+
+def print_tables(tables: Mapping[int, Sequence[str]]) -> None:
+    """Print the lines of each size of pieces, and the last of each together."""
     for size, lines in tables.items():
         print(f"pieces of {size >> 10} KiB\n" + "\n".join(lines))
     print("; ".join(f"{size >> 10} KiB: {lines[-1]}" for size, lines in tables.items()))
-    return 0
 
 
 def in_a_process(where: torch.device, piece_bytes: int, measure: Measure | None = None) -> list[str]:

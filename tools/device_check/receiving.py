@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 import torch
-from tools.device_check.copies import LOADS, PIECES, Bench, Row, enter, in_a_process, open_bench
+from tools.device_check.copies import LOADS, PIECES, Bench, Row, enter, in_a_process, open_bench, print_tables
 from tools.device_check.where import asked_device
 
 TARGETS: Final = ("device", "host")
@@ -27,10 +27,7 @@ _AHEAD_S: Final = 0.1
 
 def main() -> int:
     where = asked_device()
-    tables = {size: in_a_process(where, size, measure_all) for size in PIECES[:2]}
-    for size, lines in tables.items():
-        print(f"pieces of {size >> 10} KiB\n" + "\n".join(lines))
-    print("; ".join(f"{size >> 10} KiB: {lines[-1]}" for size, lines in tables.items()))
+    print_tables({size: in_a_process(where, size, measure_all) for size in PIECES[:2]})
     return 0
 
 

@@ -70,6 +70,7 @@ class DecodeHalf:
             transfer_protocol=facts.settings.transfer_protocol,
             content_check=facts.settings.content_check,
             min_push_tokens=facts.settings.min_push_tokens,
+            can_fail_running=facts.can_fail_running,
         )
         self.requests = DecodeScheduler(engine, self._client, outcomes)
 

@@ -34,6 +34,9 @@ class EngineFacts:
     """KV groups of the whole engine, in the order of its block tables."""
     num_stages: int = 1
     dp_rank: int = 0
+    can_fail_running: bool = False
+    """Whether vLLM fails a request that runs if one of its blocks is named to it, and drops the token of the step:
+    ``vllm/load_errors.py``."""
 
     @property
     def keeps_last_token(self) -> bool:

@@ -106,9 +106,25 @@ class PrefillEnded(msgspec.Struct, frozen=True):
     attempt: Attempt
 
 
+class FirstStep(msgspec.Struct, frozen=True):
+    """A request with an adapter and pushed KV, which is computed for the first time. ``block``: the first that the push
+    has filled; None: vLLM cannot be told by a block that the request must not run."""
+
+    request_id: RequestId
+    transfer_id: TransferId
+    block: int | None
+
+
 class DecodeStep(msgspec.Struct, frozen=True, tag="decode"):
-    """News for a decode rank. ``ended`` and ``cancels`` name requests that this step or an earlier one expects."""
+    """News for a decode rank. All but ``expects`` name requests that this step or an earlier one expects.
+
+    Each expected request with an adapter is named once in ``first_steps`` or in ``left``.
+    """
 
     expects: tuple[Expect, ...] = ()
     ended: tuple[PrefillEnded, ...] = ()
     cancels: tuple[Cancel, ...] = ()
+    first_steps: tuple[FirstStep, ...] = ()
+    """This step computes them."""
+    left: tuple[RequestId, ...] = ()
+    """Requests that have ended without a first step, or whose KV did not come."""

@@ -364,10 +364,11 @@ def opened(
         connection.close()
 
 
-def metric(url: str, name: str) -> float:
-    """The sum over all labels of one Prometheus metric of an engine or the router; KeyError if it is not there."""
+def metric(url: str, name: str, label: str = "") -> float:
+    """The sum over all samples, or those with ``label`` (``kind="x"``), of one metric; KeyError if there is none."""
     samples = [line.rpartition(" ") for line in get_text(f"{url}/metrics").splitlines() if line.startswith(name)]
-    values = [float(value) for labelled, _, value in samples if labelled.partition("{")[0].strip() == name]
+    named = [(labelled, value) for labelled, _, value in samples if labelled.partition("{")[0].strip() == name]
+    values = [float(value) for labelled, value in named if label in labelled]
     if not values:
         raise KeyError(name)
     return sum(values)

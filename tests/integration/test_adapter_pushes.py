@@ -14,9 +14,9 @@ from patience import PATIENCE_S, until
 from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.settings import Settings
-from pdcluster_connector.steps import DecodeStep, PrefillStep
+from pdcluster_connector.steps import DecodeStep, FirstStep, PrefillStep
 from pdcluster_connector.worker.prefill import PrefillWorker
-from pdcluster_protocol.ids import EngineId
+from pdcluster_protocol.ids import EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.side_channel import Failed, Hello, Open, Welcome
 from unit.connector.test_adapter_loads import content, digest_now, load, put
@@ -76,6 +76,32 @@ def test_kv_of_an_adapter_that_decode_loads_again_while_it_comes_is_not_called_r
         pair.require_received("d")
     for one in loads.values():
         one.close(time.monotonic() + PATIENCE_S)
+
+
+def test_a_request_whose_first_step_reads_other_files_is_named_to_vllm_by_its_block(tmp_path: Path) -> None:
+    put(tmp_path, b"old")
+    loads = {role: AdapterLoads() for role in Role}
+    asked = AdapterRequest(1, "sql", str(tmp_path), "use")
+    with make_pair(adapters=loads) as pair:
+        for one in loads.values():
+            load(one, asked)
+        for name in ("a", "b"):
+            push(pair, name, asked)
+            pair.require_received(name)
+        assert foreign_blocks(pair, "a", block=3) == set(), "its step had the adapter as it was"
+        put(tmp_path, b"new")
+        load(loads[Role.DECODE], asked)
+        assert foreign_blocks(pair, "b", block=4) == {4}
+        assert foreign_blocks(pair, "b", block=4) == set(), "once"
+    for one in loads.values():
+        one.close(time.monotonic() + PATIENCE_S)
+
+
+def foreign_blocks(pair: Pair, name: str, *, block: int) -> set[int]:
+    """What is named after the step that is the request's first."""
+    first = FirstStep(RequestId(name), TransferId(name), block)
+    pair.decode.worker.begin_step(DecodeStep(first_steps=(first,)))
+    return pair.decode.worker.foreign_blocks()
 
 
 def announce(pair: Pair, name: str, asked: AdapterRequest) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,18 @@ from typing import Final
 import pytest
 from tools.adapters import RANK, write_adapter
 
-from integration.harness import Harness, HttpError, Pool, Server, blocks_in_use, complete, eventually, opened
-from integration.prompts import PROMPT
+from integration.harness import (
+    Harness,
+    HttpError,
+    Pool,
+    Server,
+    blocks_in_use,
+    complete,
+    eventually,
+    metric,
+    opened,
+)
+from integration.prompts import LONG, PROMPT
 
 pytestmark = pytest.mark.engines
 
@@ -124,3 +135,29 @@ def test_where_requests_are_to_fail_the_error_names_both_engines_both_contents_a
         assert f"decode engine {decode.name}" in line
         assert len(set(re.findall(r"of content ([0-9a-f]{32})", line))) == 2
         assert "/v1/load_lora_adapter" in line
+
+
+@pytest.mark.slow
+def test_files_that_change_while_a_request_with_its_kv_waits_for_room_never_mix_with_that_kv(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Decode has room for one adapter, and another request keeps the place until its answer is whole."""
+    with start_scene(harness, tmp_path, room=1, policy="fail") as scene, ThreadPoolExecutor(2) as threads:
+        (prefill,), (decode,) = scene.pool.prefill, scene.pool.decode
+        assert complete(prefill.url, LONG, NUM_TOKENS, model="sql").token_ids
+        asked = threads.submit(complete, scene.pool.url, LONG, NUM_TOKENS, model="sql", timeout_s=400)
+        assert eventually(lambda: metric(decode.url, "vllm:num_requests_waiting") >= 1, poll_s=0.05)
+        poem = threads.submit(complete, decode.url, [7, 8, 9], 300, model="poem", ignore_eos=True, timeout_s=400)
+        assert eventually(lambda: scene.num_pushed() == 1)
+        scene.put(NEW)
+        assert not poem.done()
+        assert not asked.done()
+        with pytest.raises(HttpError) as told:
+            asked.result()
+        print(told.value)
+        assert poem.result().token_ids
+        assert "kind=adapter_changed" in decode.log_path.read_text()
+        assert metric(decode.url, "pdcluster:failures_total", 'kind="adapter_changed"') == 1
+        scene.reload(prefill)
+        new = complete(decode.url, LONG, NUM_TOKENS, model="sql").token_ids
+        assert complete(scene.pool.url, LONG, NUM_TOKENS, model="sql").token_ids == new, "both have the new files"

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from integration.harness import Harness, HttpError, Pool, blocks_in_use, complete, eventually, get_text
+from integration.harness import Harness, HttpError, Pool, blocks_in_use, complete, eventually, metric
 from integration.prompts import PROMPT
 from integration.test_verify_engines import verify
 
@@ -26,9 +26,7 @@ def broken_pool(
 
 
 def num_mismatches(pool: Pool) -> float:
-    lines = get_text(f"{pool.decode[0].url}/metrics").splitlines()
-    named = [line for line in lines if line.startswith("pdcluster:failures_total") and "content_differs" in line]
-    return sum(float(line.rpartition(" ")[2]) for line in named)
+    return metric(pool.decode[0].url, "pdcluster:failures_total", 'kind="content_differs"')
 
 
 @pytest.mark.parametrize("name", ["LosesAWriteOnce", pytest.param("SwapsTwoBlocks", marks=pytest.mark.slow)])

@@ -13,7 +13,7 @@ from http.client import HTTPException
 
 import pytest
 
-from integration.harness import Harness, Pool, Server, blocks_in_use, complete, eventually, get_text, metric
+from integration.harness import Harness, Pool, Server, blocks_in_use, complete, eventually, metric
 from integration.prompts import LONG, PROMPT
 from integration.test_failures import QUICK, SMALL_CHUNKS, Asking, require_openai_error
 
@@ -56,9 +56,7 @@ def busy_one(engines: tuple[Server, ...], gauge: str = "vllm:num_requests_runnin
 
 def failures(engine: Server, kind: str) -> float:
     """How often ``kind`` has happened, by the engine's own metrics."""
-    lines = get_text(f"{engine.url}/metrics").splitlines()
-    wanted = [line for line in lines if line.startswith("pdcluster:failures_total") and f'kind="{kind}"' in line]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
+    return metric(engine.url, "pdcluster:failures_total", f'kind="{kind}"')
 
 
 def test_a_prefill_engine_killed_in_the_middle_is_replaced_by_another_with_the_same_reservation(

@@ -198,8 +198,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         if self._prefill_scheduler is None:
             pushed = self._pushed_blocks.take_new() if self._pushed_blocks else {}
-            step = self._decode_half.requests.step() if self._decode_half else DecodeStep()
-            return StepMetadata(step, pushed)
+            return StepMetadata(self._decode_step(scheduler_output), pushed)
         return StepMetadata(
             self._prefill_scheduler.step(
                 _scheduled(scheduler_output),
@@ -208,6 +207,12 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 now=time.monotonic(),
             )
         )
+
+    def _decode_step(self, output: SchedulerOutput) -> DecodeStep:
+        if self._decode_half is None:
+            return DecodeStep()
+        self._decode_half.requests.begin(RequestId(new.req_id) for new in output.scheduled_new_reqs)
+        return self._decode_half.requests.step()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._prefill_scheduler is not None:
@@ -309,7 +314,10 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return sent, receipts.ended
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return self._failed_blocks.take()
+        """The blocks of failed waits, before 0.30. And one of each request that runs with an adapter of other content
+        than its KV."""
+        foreign = self._decode_rank.worker.foreign_blocks() if self._decode_rank else set()
+        return self._failed_blocks.take() | foreign
 
     def _ended(self, finished_req_ids: set[str]) -> tuple[set[RequestId], Receipts]:
         prefill, decode = self._prefill_rank, self._decode_rank

@@ -35,7 +35,7 @@ from pdcluster_connector.settings import parse_settings, require_ipv4
 from pdcluster_connector.vllm.cells import LayerKv
 from pdcluster_connector.vllm.drafts import draft_of, is_draft_layer, models_of
 from pdcluster_connector.vllm.fingerprint import head_major, kv_heads_of, read_fingerprint
-from pdcluster_connector.vllm.load_errors import require_one_group
+from pdcluster_connector.vllm.load_errors import can_fail_running, require_one_group
 from pdcluster_connector.vllm.options import require_startable
 from pdcluster_connector.vllm.specs import TOKEN_MAJOR, meaning_of, require_axes
 from pdcluster_connector.vllm.state import runs_of
@@ -72,8 +72,8 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     host = settings.host or get_ip()
     require_ipv4(host)
     groups = tuple(_group(group) for group in cache.kv_cache_groups)
+    recomputes = transfer.kv_load_failure_policy == "recompute"
     if not RELEASE.fails_by_request:
-        recomputes = transfer.kv_load_failure_policy == "recompute"
         require_one_group(RELEASE.version, groups, recomputes=recomputes)
     return EngineFacts(
         EngineId(transfer.engine_id),
@@ -87,6 +87,7 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
         groups,
         parallel.pipeline_parallel_size,
         parallel.data_parallel_index,
+        can_fail_running=can_fail_running(groups, recomputes=recomputes),
     )
 
 

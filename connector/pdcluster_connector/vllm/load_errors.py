@@ -75,6 +75,15 @@ class FailedBlocks:
         return failed
 
 
+def can_fail_running(groups: Sequence[KvGroup], *, recomputes: bool) -> bool:
+    """Whether vLLM fails a request that runs once one of its blocks is named, and drops the token of that step.
+
+    With several groups its engine ends. If it ``recomputes``, the token of the next step, which is scheduled already,
+    stays in the answer (0.32 ``v1/core/sched/scheduler.py``, ``_handle_invalid_blocks``).
+    """
+    return len(groups) == 1 and not groups[0].is_state and not recomputes
+
+
 def require_one_group(version: str, groups: Sequence[KvGroup], *, recomputes: bool) -> None:
     """vLLM can be told by blocks that KV did not come. ``recomputes``: vLLM then computes the prompt.
 

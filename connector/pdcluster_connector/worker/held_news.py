@@ -2,6 +2,7 @@
 
 A prefill rank that asks to write for such a request meanwhile is parked, as before any announcement. The content is
 looked up once more when all KV has come: an adapter that was loaded again by then would decode from foreign KV.
+``first_steps.py`` looks at it a last time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _CHANGED: Final = "decode has loaded LoRA adapter {!r} again, with other files, 
 
 
 @dataclass(frozen=True, slots=True)
-class _Adapter:
+class RequestAdapter:
+    """The adapter of one request. ``found``: its content on this rank when the request was told."""
+
     asked: AdapterRequest
     found: ContentAnswer
 
@@ -37,7 +40,7 @@ class HeldNews:
         self._held: list[tuple[News, float]] = []
         self._until: dict[RequestId, float] = {}
         """Of requests whose news are held: when they are told anyway, to fail."""
-        self._known: dict[RequestId, _Adapter] = {}
+        self._known: dict[RequestId, RequestAdapter] = {}
         """Of requests with an adapter that were told."""
 
     def __len__(self) -> int:
@@ -67,19 +70,19 @@ class HeldNews:
         known = self._known.get(request_id)
         return known.found if known else None
 
-    def change(self, request_id: RequestId) -> str:
-        """The request's KV is here, or will not come. Why decode may not use it; empty: it may, for all that is known
-        of its adapter. Forgets the request."""
-        known = self._known.pop(request_id, None)
-        if known is None or self._find(known.asked) == known.found:
-            return ""
-        return _CHANGED.format(known.asked.name)
+    def take(self, request_id: RequestId) -> RequestAdapter | None:
+        """The adapter of a request whose KV is here, or will not come; None: it has none. Forgets the request."""
+        return self._known.pop(request_id, None)
+
+    def change(self, adapter: RequestAdapter) -> str:
+        """Why decode may not use KV of ``adapter`` now; empty: it may, for all that is known of it."""
+        return "" if self._find(adapter.asked) == adapter.found else _CHANGED.format(adapter.asked.name)
 
     def _must_wait(self, item: News, now: float) -> bool:
         if not isinstance(item, Expect) or item.adapter is None:
             return False
         found = self._find(item.adapter)
-        self._known[item.request_id] = _Adapter(item.adapter, found)
+        self._known[item.request_id] = RequestAdapter(item.adapter, found)
         is_pending = isinstance(found, UnknownContent) and not found.is_final
         return is_pending and now < self._until.setdefault(item.request_id, now + ADAPTER_WAIT_S)
 

@@ -37,7 +37,8 @@ from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, DecodeStep, PrefillEnded
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.content_sums import KvReader, ReceiveSums
-from pdcluster_connector.worker.held_news import HeldNews, News
+from pdcluster_connector.worker.first_steps import FirstSteps
+from pdcluster_connector.worker.held_news import HeldNews, News, RequestAdapter
 from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
 from pdcluster_protocol.ids import RequestId, TransferId
@@ -89,7 +90,8 @@ class Receiver:
         self._sums = ReceiveSums(reader, device)
         self._inbox: deque[tuple[News, float]] = deque()
         self._held = HeldNews(adapters)
-        self._results: deque[Ended] = deque()
+        self._first_steps = FirstSteps(adapters)
+        self._results: deque[tuple[Ended, RequestAdapter | None]] = deque()
         self._losses: deque[Lost] = deque()
         self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
         self._next_expiry = 0.0
@@ -101,6 +103,7 @@ class Receiver:
 
     def begin_step(self, step: DecodeStep) -> None:
         """Tells the receiver thread of requests that were reserved or cancelled, and of prefills that have ended."""
+        self._first_steps.begin_step(step)
         news: tuple[News, ...] = (*step.expects, *step.ended, *step.cancels)
         if news:
             now = time.monotonic()
@@ -111,11 +114,16 @@ class Receiver:
         """The requests whose wait ended since the last call."""
         receipts = Receipts()
         while self._results:
-            end = self._results.popleft()
+            end, adapter = self._results.popleft()
             receipts.ended.add(end.request_id)
             if not end.report.is_received:
                 receipts.failed.add(end.request_id)
+            self._first_steps.ended(end.request_id, adapter, is_received=end.report.is_received)
         return receipts
+
+    def foreign_blocks(self) -> set[int]:
+        """A block of each request whose first step, which has just run, read another LoRA adapter than its KV is of."""
+        return self._first_steps.take_foreign_blocks()
 
     def losses(self) -> list[Lost]:
         """Attempts that this rank has given up since the last call."""
@@ -290,8 +298,9 @@ class Receiver:
         log_failure(kind, news.request_id, transfer_id, news.attempt, news.reason)
 
     def _report(self, end: Ended) -> None:
-        end = self._judged(end)
-        self._results.append(end)
+        adapter = self._held.take(end.request_id)
+        end = self._judged(end, adapter)
+        self._results.append((end, adapter))
         request_id, report = end.request_id, end.report
         transfer_id, expected_at = self._expected_at.pop(request_id)
         is_compared = self._sums.forget(transfer_id)
@@ -311,9 +320,8 @@ class Receiver:
             )
         )
 
-    def _judged(self, end: Ended) -> Ended:
+    def _judged(self, end: Ended, adapter: RequestAdapter | None) -> Ended:
         """``end``, or a failure: decode's LoRA adapter is not the one any more with which the KV was computed."""
-        change = self._held.change(end.request_id)
-        if not (change and end.report.is_received):
+        if adapter is None or not end.report.is_received or not (change := self._held.change(adapter)):
             return end
         return Ended(end.request_id, Report(is_received=False, reason=change))

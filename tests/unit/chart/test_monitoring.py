@@ -177,6 +177,7 @@ BOUNDS = {
     "PDClusterCertificateExpires": ("< 259200", "1h"),
     "PDClusterTransfersFail": ("> 0.1", "5m"),
     "PDClusterSecretsDiffer": ("> 0 > 0", None),
+    "PDClusterAdaptersMix": ("> 0", None),
     "PDClusterNobodyLeads": ("== 0", "5m"),
     "PDClusterLooksFail": ("> 10", "15m"),
     "PDClusterDegraded": ("> 0", "1m"),

@@ -161,6 +161,9 @@ class OneReceipt:
     def receipts(self) -> Receipts:
         return Receipts({RequestId("r"), RequestId("s")}, {RequestId("r")})
 
+    def foreign_blocks(self) -> set[int]:
+        return set()
+
 
 def test_a_worker_names_the_blocks_of_what_failed_to_vllm_before_0_30() -> None:
     connector = PDClusterConnector.__new__(PDClusterConnector)

@@ -75,10 +75,13 @@ def test_an_adapter_that_was_loaded_again_while_its_kv_came_is_told_and_another_
     bench = Bench(tmp_path)
     bench.read("old")
     assert bench.due(0.0, bench.expect) == [bench.expect]
-    assert bench.held.change(R) == ""
+    before = bench.held.take(R)
+    assert before is not None
+    assert bench.held.change(before) == ""
     assert bench.due(1.0, bench.expect) == [bench.expect]
     bench.put(b"newer")
-    assert bench.held.change(R) == (
+    assert bench.held.take(R) == before
+    assert bench.held.change(before) == (
         "decode has loaded LoRA adapter 'sql' again, with other files, while the KV was on its way"
     )
-    assert bench.held.change(PLAIN) == ""
+    assert (bench.held.take(R), bench.held.take(PLAIN)) == (None, None)

@@ -210,6 +210,16 @@ PANELS: Final = (
         ),
     ),
     Panel(
+        "Lost lines and spans of routers",
+        "What could not be written or sent in time; the router's log has the reason.",
+        "short",
+        (
+            Line("sum(increase(pdcluster_router_access_log_lost_lines_total{POOL}[$__rate_interval]))", "access log"),
+            Line("sum(increase(pdcluster_router_trace_lost_lines_total{POOL}[$__rate_interval]))", "trace file"),
+            Line("sum(increase(pdcluster_router_spans_lost_requests_total{POOL}[$__rate_interval]))", "spans"),
+        ),
+    ),
+    Panel(
         "PDClusters that are not as they should be",
         "Degraded, refused, or not ready; one that is stopped or being rolled out is not ready either.",
         "short",

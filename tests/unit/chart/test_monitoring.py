@@ -148,12 +148,9 @@ def test_all_that_is_counted_is_on_the_dashboard() -> None:
     # A line of a trace or an access log that is lost is a fault of the disk, and of no request; a lost span is one of
     # the collector.
     assert counted - shown == {
-        "pdcluster_router_access_log_lost_lines_total",
         "pdcluster_router_discovery_failures_total",
         "pdcluster_router_engine_up",
-        "pdcluster_router_spans_lost_requests_total",
         "pdcluster_router_tls_certificate_expiry_seconds",
-        "pdcluster_router_trace_lost_lines_total",
     }
 
 

@@ -107,8 +107,8 @@ class PrefillEnded(msgspec.Struct, frozen=True):
 
 
 class FirstStep(msgspec.Struct, frozen=True):
-    """A request with an adapter and pushed KV, which is computed for the first time. ``block``: the first that the push
-    has filled; None: vLLM cannot be told by a block that the request must not run."""
+    """A request with an adapter and pushed KV, which is computed for the first time. ``block``: one that the push has
+    filled; None: vLLM cannot be told by a block that the request must not run."""
 
     request_id: RequestId
     transfer_id: TransferId

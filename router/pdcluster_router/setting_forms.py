@@ -5,6 +5,7 @@ A value that has not the form is refused with a message that says the right one.
 
 from __future__ import annotations
 
+import unicodedata
 from enum import Enum
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -44,9 +45,15 @@ def listed(value: object) -> object:
     return [part.strip() for word in words for part in str(word).split(",")]
 
 
+def _is_shown(character: str) -> bool:
+    """No control, no format, no blank but the space. What Unicode has not assigned yet may be shown one day."""
+    category = unicodedata.category(character)
+    return character == " " or category == "Cn" or category[0] not in "CZ"
+
+
 def _checked_alias(text: str) -> str:
     name, _, model = (part.strip() for part in text.partition("="))
-    if not name or not model or not text.isprintable():
+    if not name or not model or not all(map(_is_shown, text)):
         raise ValueError(f"{text!r} names no alias: write NAME=MODEL, as gpt-4=llama-3-70b")
     return f"{name}={model}"
 

@@ -6,6 +6,7 @@ all its programs holds for this one too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
@@ -27,6 +28,8 @@ SPAN_VARIABLES: Final = {
 _SAMPLER_VARIABLE: Final = "OTEL_TRACES_SAMPLER"
 _RATIOS: Final = {"always_on": "1", "always_off": "0", "traceidratio": None}
 """Ratio of each sampler; None: its argument. A ``traceparent`` decides before each, as with ``parentbased_``."""
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A header's name: RFC 9110, section 5.6.2."""
 SPAN_HIDDEN: Final = frozenset(("otlp_headers",))
 """Without a flag: an argument is seen by everybody on the machine."""
 
@@ -58,7 +61,7 @@ def span_settings_told(
 
 def _checked_endpoint(url: str) -> str:
     parts = urlsplit(url)
-    said = "it" if "@" in url else repr(url)  # Before an @ there may be a secret.
+    said = "it" if set(url) & set("@?#") else repr(url)  # Around these there may be a secret.
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # .port raises on no number
         raise ValueError(f"{said} is not a URL like http://HOST:4318")
     if not _is_host(parts.hostname) or not _is_visible(parts.path):
@@ -114,12 +117,15 @@ def headers_in(text: str) -> dict[str, str]:
 
 
 def _is_header(name: str, value: str) -> bool:
-    return _is_visible(name) and value.isascii() and value.isprintable()
+    return _TOKEN.fullmatch(name) is not None and value.isascii() and value.isprintable()
 
 
 def _checked_headers(text: str) -> str:
     if not all(_is_header(name, value) for name, value in pairs_in(text).items()):
-        raise ValueError("it has a header that is not printable ASCII: see for a line's end, as %0A, in its values")
+        raise ValueError(
+            "it has a header that is not NAME=VALUE in printable ASCII: see for a line's end, as %0A, in its values, "
+            "and for a colon in its names"
+        )
     return text
 
 

@@ -6,9 +6,10 @@ collector.
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -92,7 +93,8 @@ def value_of(value: AnyValue) -> Any:
 
 
 @contextmanager
-def running_collector() -> Iterator[FakeCollector]:
+def running_collector(tls: ssl.SSLContext | None = None) -> Iterator[FakeCollector]:
+    """``tls``: it is reached by https alone."""
     collector = FakeCollector()
 
     class Handler(BaseHTTPRequestHandler):
@@ -106,9 +108,17 @@ def running_collector() -> Iterator[FakeCollector]:
         def log_message(self, *_: object) -> None:
             """Nothing is logged."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        def finish_request(self, request: Any, client_address: Any) -> None:
+            if tls is None:
+                super().finish_request(request, client_address)
+                return
+            with suppress(ssl.SSLError, ConnectionError), tls.wrap_socket(request, server_side=True) as agreed:
+                super().finish_request(agreed, client_address)
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    collector.url = f"http://127.0.0.1:{server.server_address[1]}"
+    collector.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:

@@ -14,6 +14,7 @@ def aliases(**models: str) -> Object:
 
 _TWICE: Final = [{"name": "fast", "model": model} for model in ("tiny", "sql")]
 ACCEPTED_ALIASES: Final = (
+    Accepted("an alias in another script", aliases(**{"\u6a21\u578b-1": "tiny"})),
     Accepted("an alias of the model and one of an adapter", aliases(fast="tiny", db="org/sql:v1=2")),
     Accepted(
         "as many aliases as may be, of the longest names", aliases(**{f"{one:0128}": "m" * 128 for one in range(16)})
@@ -53,6 +54,11 @@ REFUSED_ALIASES: Final = (
             ("an equals sign", "a=b"),
             ("a blank", "a b"),
             ("a line's end", "a\n"),
+            ("a blank of a web page", "a\u00a0b"),
+            ("a blank without width", "a\u200bb"),
+            ("an ideographic blank", "a\u3000b"),
+            ("a line's end of Unicode", "a\u2028b"),
+            ("a character of private use", "a\ue000b"),
             ("a variable of the pod", "$(POD_IP)"),
         )
     ),

@@ -23,7 +23,7 @@ from pdcluster_connector.core.adapters import AdapterRequest, Files
 from pdcluster_connector.failures import TransferFailure, take_counts
 from pdcluster_connector.settings import ADAPTER_WAIT_S
 from pdcluster_connector.steps import DecodeStep, Expect, FirstStep
-from pdcluster_connector.worker.first_steps import FirstSteps
+from pdcluster_connector.worker.first_steps import FirstStepJudge
 from pdcluster_connector.worker.held_news import HeldNews, RequestAdapter
 from pdcluster_protocol.adapters import AdapterContent
 from pdcluster_protocol.ids import RequestId, TransferId
@@ -57,7 +57,7 @@ class Rank:
     def __post_init__(self) -> None:
         self.loads = AdapterLoads(lambda _: "never called")
         self.loads.close(time.monotonic() + PATIENCE_S)
-        self.news, self.first_steps = HeldNews(self.loads), FirstSteps(self.loads)
+        self.news, self.first_steps = HeldNews(self.loads), FirstStepJudge(self.loads)
         self.put(1)
 
     def files(self) -> Files:
@@ -172,3 +172,28 @@ def test_a_request_whose_block_is_not_told_goes_on_and_is_counted(tmp_path: Path
     take_counts()
     assert rank.first_steps.take_foreign_blocks() == set()
     assert take_counts() == {TransferFailure.ADAPTER_MIXED.value: 1}
+
+
+def test_every_request_is_judged_that_begins_in_one_step_or_before_the_next_look(tmp_path: Path) -> None:
+    rank = Rank(tmp_path)
+    for name in NAMES:
+        rank.announce(name)
+        rank.come(name)
+        rank.report(name)
+    a, b, c = NAMES
+    rank.first_steps.begin_step(DecodeStep(first_steps=(FirstStep(a, T, 1), FirstStep(b, T, 2))))
+    rank.first_steps.begin_step(DecodeStep(first_steps=(FirstStep(c, T, 3),)))
+    rank.put(2)
+    rank.read()
+    assert rank.first_steps.take_foreign_blocks() == {1, 2, 3}
+
+
+def test_files_whose_digest_was_dropped_meanwhile_are_known_by_their_stamps(tmp_path: Path) -> None:
+    rank, name = Rank(tmp_path), NAMES[0]
+    rank.announce(name)
+    rank.come(name)
+    rank.report(name)
+    rank.loads._digests._known.clear()
+    rank.first_steps.begin_step(DecodeStep(first_steps=(FirstStep(name, T, 7),)))
+    rank.read()
+    assert rank.first_steps.take_foreign_blocks() == set()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,9 +19,11 @@ import pytest
 from tools.device_check import handover, kills
 from tools.device_check.__main__ import CHECKS
 from tools.device_check.asking import ANSWER_TOKENS, end_of
+from tools.device_check.copies import median_step
 from tools.device_check.engines import Pool, differing
-from tools.device_check.kills import kill_each, push_figures
+from tools.device_check.kills import all_pushed, kill_each, push_figures
 from tools.device_check.pack_engines import LOCKS, ROOT, THERE, VERSIONS, is_taken, name_us, wanted
+from tools.device_check.receiving import while_it_computes
 
 from pdcluster_cli.local.pool import PoolProcess
 from pdcluster_protocol.ids import TransferId
@@ -144,6 +148,56 @@ def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
     assert push_figures(tmp_path / "none") == "0 of 0 pushes done, content of 0 compared and equal"
 
 
+@pytest.mark.parametrize(
+    ("num_prompts", "changed", "is_well"),
+    [(2, {}, True), (3, {}, False), (2, {"outcome": "failed"}, False), (2, {"is_content_compared": False}, False)],
+)
+def test_a_pool_that_computes_on_decode_or_compares_nothing_is_not_called_equal(
+    tmp_path: Path, num_prompts: int, changed: dict[str, object], is_well: bool
+) -> None:
+    push = PushTrace(
+        transfer_id=TransferId("t"),
+        outcome="done",
+        prompt_tokens=17,
+        num_layers=1,
+        num_bytes=1,
+        is_content_compared=True,
+        ranges=1,
+        writes=1,
+        forward_begin=0.5,
+        forward_end=2.0,
+        layers=(),
+    )
+    lines = [msgspec.json.encode(one).decode() + "\n" for one in (push, msgspec.structs.replace(push, **changed))]
+    (tmp_path / "prefill-0.trace").write_text("".join(lines))
+    assert all_pushed(tmp_path, num_prompts) is is_well
+
+
+def test_a_step_that_takes_twice_as_long_beside_writes_is_seen_to() -> None:
+    """However few of the steps the writes take."""
+    here, there = multiprocessing.Pipe()
+    is_writing = threading.Event()
+
+    def step() -> float:
+        time.sleep(0.002)
+        return 2.0 if is_writing.is_set() else 1.0
+
+    def write() -> None:
+        is_writing.set()
+        time.sleep(0.01)
+
+    def receive() -> None:
+        while there.recv():
+            there.send(median_step(there, step))
+
+    receiver = threading.Thread(target=receive, daemon=True)
+    receiver.start()
+    assert while_it_computes(here, "own", lambda: time.sleep(0.01)) == 1.0
+    assert while_it_computes(here, "own", write) == 2.0
+    here.send("")
+    receiver.join()
+
+
 def test_what_the_machine_has_or_vllm_does_not_need_is_not_packed() -> None:
     lock = "torch==2.11.0 \\\nxgrammar==0.2.8 ; platform_machine == 'x86_64' \\\nvllm-cpu==0.26.0 \\\n    --hash=x\n"
     lock += "pywin32==312 ; sys_platform == 'win32' \\\n"
@@ -185,13 +239,13 @@ def test_a_pass_of_the_hand_over_is_as_long_on_any_device() -> None:
     assert handover.products_of(pass_s / layers, 0.5) == 1
 
 
-def lent(tmp_path: Path, call: tuple[str, ...], left_s: int, archives: tuple[str, ...]) -> str:
-    """What ``lent.sh`` says, with a Python that only says how it was called."""
+def lent(tmp_path: Path, call: tuple[str, ...], left_s: int, archives: tuple[str, ...], python_rc: int = 0) -> str:
+    """What ``lent.sh`` says, and its exit status, with a Python that only says how it was called."""
     for name in ("here", "out", "bin", "empty", "there"):
         (tmp_path / name).mkdir(exist_ok=True)
     for name in ("python3", "nvidia-smi"):
         stub = tmp_path / "bin" / name
-        stub.write_text(f'#!/bin/sh\necho "{name} $*"\n')
+        stub.write_text(f'#!/bin/sh\necho "{name} $*"\nexit {python_rc}\n')
         stub.chmod(0o755)
     script = tmp_path / "here" / "lent.sh"
     script.write_text((ROOT / "tools/device_check/lent.sh").read_text())
@@ -204,7 +258,8 @@ def lent(tmp_path: Path, call: tuple[str, ...], left_s: int, archives: tuple[str
         "LEFT_S": str(left_s),
     }
     command = ["bash", str(script), *call]
-    return subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, check=False).stdout
+    ended = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, check=False)
+    return f"{ended.stdout}rc {ended.returncode}\n"
 
 
 def test_the_lent_machine_runs_the_checks_and_then_engines(tmp_path: Path) -> None:
@@ -217,7 +272,7 @@ def test_the_lent_machine_runs_the_checks_and_then_engines(tmp_path: Path) -> No
     compare, local = "tools.device_check.engines", "pdcluster_cli"
     assert modules(said) == [compare, compare, compare, local]
     assert ["--kill" in line for line in said.splitlines() if compare in line] == [True, False, False]
-    assert (tmp_path / "out/engines.log").read_text() == said
+    assert (tmp_path / "out/engines.log").read_text() + "rc 0\n" == said
     assert modules(lent(tmp_path, ("engines", "local", "older"), 100, ())) == [local, compare]
 
 
@@ -231,3 +286,13 @@ def test_what_the_time_does_not_suffice_for_is_left_out(tmp_path: Path) -> None:
     said = lent(tmp_path, ("engines",), 5, ("packages.tar.xz",))
     assert said.count("left out, no time") == 4
     assert not modules(said)
+    assert said.endswith("rc 1\n")
+
+
+@pytest.mark.parametrize("call", [("parts",), ("engines", "local", "older")])
+def test_a_check_that_fails_on_the_lent_machine_is_its_exit_status(tmp_path: Path, call: tuple[str, ...]) -> None:
+    (tmp_path / "there/vllm-0.26/vllm").mkdir(parents=True)
+    said = lent(tmp_path, call, 100, (), python_rc=3)
+    assert "exit status 3 of" in said
+    assert said.endswith("rc 1\n")
+    assert lent(tmp_path, call, 100, ()).endswith("rc 0\n"), "of this call alone"

@@ -52,7 +52,14 @@ def end_of(port: int, prompt: Sequence[int], num_tokens: int) -> str:
 
 
 def metric(port: int, name: str) -> float:
-    """The sum of an engine's metric over its labels."""
+    """The sum of an engine's metric over its labels.
+
+    Raises:
+        OSError: The engine does not answer, or has no such metric.
+    """
     with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=10) as response:
         lines = response.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+    values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{")]
+    if not values:
+        raise OSError(f"the engine at port {port} has no metric {name}")
+    return sum(values)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
 from typing import Any, Final, TypeAlias
@@ -267,11 +268,20 @@ def _receive(pipe: Connection, where: torch.device) -> None:
     pipe.send((transport.session, {name: memory.data_ptr() for name, memory in memories.items()}))
     work, other = Work(where), torch.Stream(where) if where.type != "cpu" else nullcontext()
     while load := pipe.recv():
-        taken = list[float]()
-        while not pipe.poll() or not taken:
-            taken.append(step_s(where, work, other if load == "other" else nullcontext()))
-        pipe.recv()
-        pipe.send(statistics.median(taken))
+        stream = other if load == "other" else nullcontext()
+        pipe.send(median_step(pipe, partial(step_s, where, work, stream)))
+
+
+def median_step(pipe: Connection, step: Callable[[], float]) -> float:
+    """Runs steps until an empty word comes through ``pipe``. Returns the median of the seconds that they return, from
+    the last other word on."""
+    taken = list[float]()
+    while True:
+        taken.append(step())
+        if pipe.poll():
+            if not pipe.recv():
+                return statistics.median(taken)
+            taken.clear()
 
 
 def buffers(where: torch.device) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ from typing import Final
 
 from tools.device_check import adapters
 from tools.device_check.asking import ANSWER_TOKENS, Answer, answer_of, answers_at_once
-from tools.device_check.kills import kill_each, push_figures
+from tools.device_check.kills import all_pushed, kill_each, push_figures
 
 from pdcluster_cli.local.pool import PoolProcess, RouterPlan, start_members, wait_ready
 from pdcluster_cli.models.tiny_model import TINY, ModelShape, ensure_tiny_model
@@ -118,7 +118,9 @@ def compare(zygote: Zygote, name: str, given: argparse.Namespace, model: Path, f
                 return adapters.change_one(pool, prompts, logs, model)
             answers = pool.compared(prompts)
             print(push_figures(logs), flush=True)
-            return answers is not None and (not given.kill or kill_each(pool, prompts, answers))
+            if answers is None or not all_pushed(logs, len(prompts)):
+                return False
+            return not given.kill or kill_each(pool, prompts, answers)
     except (EngineDied, NotReady, OSError, TimeoutError) as error:
         print(f"{name} {given.dtype}: {error}")
         for log in sorted(logs.glob("*.log")):

@@ -93,6 +93,12 @@ def push_figures(logs: Path) -> str:
     return "\n".join([*rows, f"{len(done)} of {len(found)} pushes done, content of {compared} compared and equal"])
 
 
+def all_pushed(logs: Path, num_prompts: int) -> bool:
+    """Whether each of ``num_prompts`` was pushed at least once, and all pushes were done, with equal content."""
+    found = pushes(logs)
+    return len(found) >= num_prompts and all(push.outcome == "done" and push.is_content_compared for push in found)
+
+
 def pushes(logs: Path) -> list[PushTrace]:
     """All pushes that have ended, from the traces of prefill's engines below ``logs``."""
     lines = (line for path in sorted(logs.glob("prefill-*.trace")) for line in path.read_text().splitlines())

@@ -7,7 +7,7 @@
 #
 # STAGE: answers adapters older local; all by default, in this order. CHECK: of `python -m tools.device_check`.
 # $OUT: the folder that comes back. $LEFT_S: seconds that the whole may take. $THERE: what stays between the calls.
-# $AT_ONCE: any text lets all stages run at the same time.
+# $AT_ONCE: any text lets all stages run at the same time. Exit status: 0 if nothing has failed or was left out.
 set -u -o pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 there=${THERE:-/tmp/device-check}
@@ -25,8 +25,14 @@ at_most() { # seconds, command: runs the command for that time, or for the time 
     local left=$((left_s - SECONDS + began))
     local limit=$(($1 < left ? $1 : left))
     shift
-    [ "$limit" -gt 20 ] || { echo "left out, no time: $*" && return 1; }
-    timeout --kill-after=5 "$limit" "$@" || echo "exit status $? of: $*"
+    if [ "$limit" -le 20 ]; then
+        echo "left out, no time: $*"
+    elif timeout --kill-after=5 "$limit" "$@"; then
+        return
+    else
+        echo "exit status $? of: $*"
+    fi
+    touch "$there/failed"
 }
 
 unpack() { # name: a part that came with this call
@@ -41,6 +47,7 @@ parts() {
     PYTHONPATH=$there/connector/python LD_LIBRARY_PATH=$there/connector/lib \
         at_most "$left_s" python3 -m tools.device_check --report "$OUT/report.md" "$@"
     wait $unpacking
+    [ ! -e "$there/failed" ]
 }
 
 compare() { # vLLM's version, seconds, options: engines of that version beside a single one
@@ -69,7 +76,9 @@ engines() {
     done
     wait
     mkdir -p "$there/logs" && tar cJf "$OUT/logs.tar.xz" -C "$there" logs
+    [ ! -e "$there/failed" ]
 }
 
+rm -f "$there/failed" # whatever failed or was left out in this call
 export PYTHONUNBUFFERED=1
 "$@" 2>&1 | tee "$OUT/$1.log"

@@ -6,6 +6,7 @@ holds for two devices, each with its own engine.
 
 from __future__ import annotations
 
+import statistics
 import sys
 import threading
 import time
@@ -23,6 +24,9 @@ _ALONE_S: Final = 0.3
 """Seconds of the receiver's steps without writes."""
 _AHEAD_S: Final = 0.1
 """Seconds for which its steps run before the writes begin."""
+_LEAST_S: Final = 0.2
+"""The writes are repeated for so long: some 25 steps."""
+NOW: Final = "now"
 
 
 def main() -> int:
@@ -41,7 +45,7 @@ def measure_all(where: torch.device, _: int, pipe: Connection) -> None:
 
 
 def measure(bench: Bench, target: str, load: str) -> Row:
-    """Write everything once while the receiver runs steps of ``load``."""
+    """Write everything, at least once, while the receiver runs steps of ``load``."""
     took: list[float] = []
 
     def write() -> None:
@@ -51,21 +55,25 @@ def measure(bench: Bench, target: str, load: str) -> Row:
     if load == "none":
         write()
     else:
-        without_s = _while_it_computes(bench, load, lambda: time.sleep(_ALONE_S))
-        with_s = _while_it_computes(bench, load, write)
+        without_s = while_it_computes(bench.child, load, lambda: time.sleep(_ALONE_S))
+        with_s = while_it_computes(bench.child, load, write)
     mib = bench.sources["device"].numel() >> 20
-    return Row("device", target, load, mib / took[0], 1e3 * with_s, 1e3 * without_s)
+    return Row("device", target, load, mib / statistics.median(took), 1e3 * with_s, 1e3 * without_s)
 
 
-def _while_it_computes(bench: Bench, load: str, work: Callable[[], object]) -> float:
-    """Do ``work`` while the receiver runs steps. Returns their median seconds."""
-    bench.child.send(load)
+def while_it_computes(child: Connection, load: str, work: Callable[[], object]) -> float:
+    """Do ``work`` again and again while the receiver runs steps. Returns the median seconds of the steps meanwhile."""
+    child.send(load)
     time.sleep(_AHEAD_S)
+    child.send(NOW)
+    end = time.monotonic() + _LEAST_S
     work()
-    bench.child.send("")
-    if not bench.child.poll(30.0):
+    while time.monotonic() < end:
+        work()
+    child.send("")
+    if not child.poll(30.0):
         raise AssertionError("the receiver does not end its steps")
-    median_s: float = bench.child.recv()
+    median_s: float = child.recv()
     return median_s
 
 

@@ -17,7 +17,8 @@ from pdcluster_connector.core.clock import deadline_after, remaining_ms
 from pdcluster_connector.core.local_prefill import is_local
 from pdcluster_connector.core.watermark import KvGroup, held_table, num_kept_back, wanted_spans
 from pdcluster_connector.failures import LOCAL_PREFILL_TOKENS, LOCAL_PREFILLS, TransferFailure, count, log_failure
-from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, FirstStep, PrefillEnded
+from pdcluster_connector.scheduler.first_steps import FirstSteps
+from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillEnded
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import PrefillOutcome
@@ -101,10 +102,6 @@ class _AwaitedRequest:
     num_missing: int = 0
     """Prompt tokens that decode lacked when vLLM asked last."""
     adapter: AdapterRequest | None = None
-    awaits_first_step: bool = False
-    """Whether the workers judge the first step of the request: it has an adapter and a reservation."""
-    first_block: int | None = None
-    """The first block that a push fills; None: vLLM cannot be told by it."""
 
     @property
     def must_be_pushed(self) -> bool:
@@ -129,8 +126,8 @@ class DecodeScheduler:
         self._expects: list[Expect] = []
         self._ended: list[PrefillEnded] = []
         self._cancels: list[Cancel] = []
-        self._first_steps: list[FirstStep] = []
-        self._left: list[RequestId] = []
+        self.first_steps = FirstSteps(engine.groups[0], can_fail_running=engine.can_fail_running)
+        """Of the requests with LoRA adapters."""
         self._posts: list[tuple[RequestId, str, DecodeCall, float]] = []
         self._num_local_tokens = 0
         """Missing tokens that this engine computes itself in the coming step."""
@@ -195,8 +192,8 @@ class DecodeScheduler:
         reservation = self._reservation(request_id, request, request.params, block_ids, external_tokens, now)
         request.reservation = reservation
         expect = _expect(request_id, reservation, self._engine.groups, is_proof=request.params.wants_receipt is True)
-        request.awaits_first_step = request.adapter is not None
-        request.first_block = _first_block(expect, reservation) if self._engine.can_fail_running else None
+        if request.adapter is not None:
+            self.first_steps.expect(request_id, expect, reservation)
         self._expects.append(msgspec.structs.replace(expect, adapter=request.adapter))
         self._posts.append((request_id, request.params.metaserver, reservation, request.deadline))
 
@@ -204,40 +201,25 @@ class DecodeScheduler:
         """The news of this step for the workers. Also posts the calls to the metaserver that waited for this step."""
         while self._outcomes:
             self._decide(*self._outcomes.popleft())
-        step = DecodeStep(
-            tuple(self._expects),
-            tuple(self._ended),
-            tuple(self._cancels),
-            tuple(self._first_steps),
-            tuple(self._left),
-        )
+        step = DecodeStep(tuple(self._expects), tuple(self._ended), tuple(self._cancels), *self.first_steps.take())
         for request_id, url, said, deadline in self._posts:
             self._metaserver.post(request_id, url, said, deadline=deadline)
         self._expects, self._ended, self._cancels, self._posts = [], [], [], []
-        self._first_steps, self._left = [], []
         self._num_local_tokens = 0
         return step
 
     def begin(self, request_ids: Iterable[RequestId]) -> None:
         """The coming step computes these requests, and the step before it did not."""
         for request_id in request_ids:
-            request = self._requests.get(request_id)
-            if request is None or not request.awaits_first_step:
-                continue
-            request.awaits_first_step = False
-            if request.has_failed:  # vLLM computes the whole prompt
-                self._left.append(request_id)
-                continue
-            assert request.params is not None
-            self._first_steps.append(FirstStep(request_id, request.params.transfer_id, request.first_block))
+            if request := self._requests.get(request_id):
+                self.first_steps.begin(request_id, has_kv=not request.has_failed)
 
     def finish(self, request_id: RequestId) -> dict[str, object] | None:
         """vLLM has ended the request, in any state. Returns the receipt for its answer, if the router wants one."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return None
-        if request.awaits_first_step:
-            self._left.append(request_id)
+        self.first_steps.finish(request_id)
         if request.params is not None:
             del self._transfers[request.params.transfer_id]
         self._posts = [post for post in self._posts if post[0] != request_id]
@@ -382,11 +364,3 @@ def _expect(request_id: RequestId, reservation: Reservation, groups: Sequence[Kv
     check = reservation.content_check
     content = None if check is ContentCheck.OFF else ContentOrder(spans, reservation.remote_block_ids, check)
     return Expect(request_id, reservation.transfer_id, reservation.deadline_ms, spans, content, is_proof)
-
-
-def _first_block(expect: Expect, reservation: Reservation) -> int | None:
-    """The first block of the first KV group that a push fills; None: a push fills none of it."""
-    if not expect.spans[0]:
-        return None
-    first_token, _ = expect.spans[0][0]
-    return reservation.remote_block_ids[0][first_token // reservation.remote_block_size]

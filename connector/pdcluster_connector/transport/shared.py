@@ -67,7 +67,8 @@ class SharedTransport:
     def __init__(self, engine: _OpenTransport, use: Use) -> None:
         self._engine = engine
         self._use = use
-        self._is_closed = self._is_in_doubt = False
+        self._is_shut = self._is_closed = self._is_in_doubt = False
+        """Shut: takes no write any more. Closed: no write is under way any more, either."""
         self._pending: set[WriteId] = set()
         self._ended: dict[WriteId, WriteStatus] = {}
         """The final states of writes that ended while the handle was being closed."""
@@ -78,7 +79,7 @@ class SharedTransport:
 
     @property
     def is_open(self) -> bool:
-        return self._engine.is_open and not self._is_closed
+        return self._engine.is_open and not self._is_shut
 
     @property
     def writes_per_submit(self) -> int:
@@ -110,9 +111,10 @@ class SharedTransport:
     def close(self) -> None:
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_shut = True
         if self._use is Use.LETS_IN or not self._has_ended():
             self._engine.close()
+        self._is_closed = True
 
     def _has_ended(self) -> bool:
         """Waits up to ``LINGER_S`` for our writes. Returns whether none of them reads our memory any more."""

@@ -27,6 +27,7 @@ _LoadMethod: TypeAlias = Callable[[WorkerLoRAManager, LoRARequest], LoRAModel]
 
 _MODELSCOPE: Final = "VLLM_USE_MODELSCOPE"
 _METHOD: Final = "_load_adapter"
+_LOOKS: Final = 100
 _TENSORIZED: Final = "it is read by tensorizer, and no file of it is known: serve it as a folder"
 
 
@@ -113,8 +114,11 @@ def _folder_read(path: str) -> str | None:
 
 
 def _is_resident(manager: WorkerLoRAManager, number: int) -> bool:
-    """Whether the worker holds the adapter. Any thread: where the forward thread changes the list meanwhile, no."""
-    try:
-        return number in manager.list_adapters()
-    except RuntimeError:
-        return False
+    """Whether the worker holds the adapter. Any thread: if the forward thread changes vLLM's list while it is copied,
+    it is copied again. If that goes on, no."""
+    for _ in range(_LOOKS):
+        try:
+            return number in manager.list_adapters()
+        except (KeyError, RuntimeError):  # vLLM 0.32 ``utils/cache.py`` copies a dict by the keys of another
+            continue
+    return False

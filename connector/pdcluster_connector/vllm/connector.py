@@ -219,6 +219,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._prefill_scheduler.freed(map(RequestId, connector_output.finished_sending or ()))
         if self._decode_half is not None:
             requests = self._decode_half.requests
+            if connector_output.invalid_block_ids:
+                requests.first_steps.blocks_named(connector_output.invalid_block_ids)
             requests.received(connector_output.finished_recving or (), self._take_failed(connector_output))
             if isinstance(lost := connector_output.kv_connector_worker_meta, LostAttempts):
                 for loss in lost.losses:

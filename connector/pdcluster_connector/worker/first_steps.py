@@ -30,7 +30,7 @@ _MIXED: Final = (
 )
 
 
-class FirstSteps:
+class FirstStepJudge:
     """Of one decode rank. Forward thread only; waits for nothing."""
 
     def __init__(self, adapters: AdapterLoads | None) -> None:
@@ -78,4 +78,5 @@ class FirstSteps:
     def _is_unchanged(self, adapter: RequestAdapter) -> bool:
         """Files that were never read before count as others, though their content may be the same."""
         assert self._adapters is not None, "a request with an adapter on an engine without"
-        return self._adapters.content(self._adapters.in_step(adapter.asked)) == adapter.found
+        load = self._adapters.in_step(adapter.asked)
+        return load == adapter.load or self._adapters.content(load) == adapter.found

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pdcluster_connector.adapter_loads import AdapterLoads
-from pdcluster_connector.core.adapters import AdapterRequest, ContentAnswer, UnknownContent
+from pdcluster_connector.core.adapters import AdapterLoad, AdapterRequest, ContentAnswer, UnknownContent
 from pdcluster_connector.settings import ADAPTER_WAIT_S
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
 from pdcluster_protocol.adapters import AdapterContent
@@ -26,9 +26,10 @@ _CHANGED: Final = "decode has loaded LoRA adapter {!r} again, with other files, 
 
 @dataclass(frozen=True, slots=True)
 class RequestAdapter:
-    """The adapter of one request. ``found``: its content on this rank when the request was told."""
+    """The adapter of one request. ``load``, ``found``: what this rank had of it when the request was told."""
 
     asked: AdapterRequest
+    load: AdapterLoad
     found: ContentAnswer
 
 
@@ -76,16 +77,27 @@ class HeldNews:
 
     def change(self, adapter: RequestAdapter) -> str:
         """Why decode may not use KV of ``adapter`` now; empty: it may, for all that is known of it."""
-        return "" if self._find(adapter.asked) == adapter.found else _CHANGED.format(adapter.asked.name)
+        found = self._look_up(adapter.asked).found
+        if found == adapter.found:
+            return ""
+        if isinstance(found, UnknownContent) and found.is_final:
+            return found.reason
+        return _CHANGED.format(adapter.asked.name)
 
     def _must_wait(self, item: News, now: float) -> bool:
         if not isinstance(item, Expect) or item.adapter is None:
             return False
-        found = self._find(item.adapter)
-        self._known[item.request_id] = RequestAdapter(item.adapter, found)
-        is_pending = isinstance(found, UnknownContent) and not found.is_final
+        known = self._known[item.request_id] = self._look_up(item.adapter)
+        is_pending = isinstance(known.found, UnknownContent) and not known.found.is_final
         return is_pending and now < self._until.setdefault(item.request_id, now + ADAPTER_WAIT_S)
 
-    def _find(self, asked: AdapterRequest) -> ContentAnswer:
-        assert self._adapters is not None, "a request with an adapter on an engine without"
-        return self._adapters.content(self._adapters.at_hand(asked))
+    def _look_up(self, asked: AdapterRequest) -> RequestAdapter:
+        """Raises nothing: an error costs this request, and none of the others whose news came with it."""
+        try:
+            assert self._adapters is not None, "a request with an adapter on an engine without"
+            load = self._adapters.at_hand(asked)
+            return RequestAdapter(asked, load, self._adapters.content(load))
+        except Exception as error:  # noqa: BLE001  # whatever vLLM's lists and the file system raise
+            problem = f"LoRA adapter {asked.name!r} cannot be looked up: {error!r}"
+            load = AdapterLoad(asked.name, asked.use, problem=problem)
+            return RequestAdapter(asked, load, UnknownContent(problem, is_final=True))

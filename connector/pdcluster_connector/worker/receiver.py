@@ -37,7 +37,7 @@ from pdcluster_connector.side_channel import DecodeChannel, Wakeup
 from pdcluster_connector.steps import Cancel, DecodeStep, PrefillEnded
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.content_sums import KvReader, ReceiveSums
-from pdcluster_connector.worker.first_steps import FirstSteps
+from pdcluster_connector.worker.first_steps import FirstStepJudge
 from pdcluster_connector.worker.held_news import HeldNews, News, RequestAdapter
 from pdcluster_connector.worker.inbound import InboundSessions, Opened
 from pdcluster_protocol.errors import ConfigError, ProtocolError
@@ -90,7 +90,8 @@ class Receiver:
         self._sums = ReceiveSums(reader, device)
         self._inbox: deque[tuple[News, float]] = deque()
         self._held = HeldNews(adapters)
-        self._first_steps = FirstSteps(adapters)
+        self._due: deque[tuple[News, float]] = deque()
+        self._first_steps = FirstStepJudge(adapters)
         self._results: deque[tuple[Ended, RequestAdapter | None]] = deque()
         self._losses: deque[Lost] = deque()
         self._expected_at: dict[RequestId, tuple[TransferId, float]] = {}
@@ -175,8 +176,9 @@ class Receiver:
         wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting or len(self._held) else _IDLE_S
         self._channel.wait(0 if self._sums.is_busy else wait_s)
         now = self._clock.read(time.monotonic(), max_step_s=wait_s + MAX_WORK_S)
-        for news, announced_at in self._held.due(self._take_inbox(), now):
-            self._on_news(news, announced_at, now)
+        self._due.extend(self._held.due(self._take_inbox(), now))
+        while self._due:  # An error costs one of them: the next turn goes on with the others.
+            self._on_news(*self._due.popleft(), now)
         for opened in self._sessions.take_opened(now=now):
             self._welcome(opened, now)
         for session in self._sessions.take_closed():

@@ -38,6 +38,8 @@ _MOST_READ_BYTES: Final = 2 * MAX_ANSWER_BYTES
 TIMEOUT_S: Final = 10.0
 """Seconds for a connection, for a body to be sent, and for a whole answer: OpenTelemetry's default."""
 _FAILURES: Final = (OSError, http.client.HTTPException)
+_ENDED_TLS: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""The other end has closed its connection, without a word of TLS and with one."""
 _SCOPE: Final = InstrumentationScope(name="pdcluster_router")
 _NS: Final = 1_000_000_000
 _KINDS: Final = {
@@ -139,7 +141,7 @@ class SpanCollector:
         was_kept = self._connection is not None
         try:
             return self._post(body)
-        except ConnectionError as error:
+        except (ConnectionError, *_ENDED_TLS) as error:
             self.close()
             return self.post(body) if was_kept else self._failed(error)  # The collector has ended the one that we kept.
         except (*_FAILURES, ValueError) as error:

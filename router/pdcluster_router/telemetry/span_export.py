@@ -90,7 +90,7 @@ class SpanExport:
         self._num_full = self._num_full_told = 0
         """The requests that found the queue full; and how many of them the log has told of. The same two writers."""
         self._num_sending = 0
-        """The requests of the batch that is being sent."""
+        """The requests of the batch that is being made or sent."""
         self._is_losing = False
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="pdcluster spans", daemon=True)
@@ -132,6 +132,7 @@ class SpanExport:
         batch, num_bytes = [], 0
         num_lost = 0
         while self._ended and num_bytes < MAX_BATCH_BYTES:
+            self._num_sending += 1
             entry = self._ended.popleft()
             self._num_taken_bytes += len(entry.row) + ENTRY_BYTES
             try:
@@ -141,6 +142,7 @@ class SpanExport:
                 logger.exception("spans could not be made")
                 num_lost += 1
             time.sleep(REST_S)
+        self._num_sending = len(batch)
         if num_lost:
             self._count_lost(num_lost)
         return b"".join(batch), len(batch)
@@ -153,7 +155,6 @@ class SpanExport:
     def _send(self, batch: bytes, num_requests: int) -> None:
         if not num_requests:
             return
-        self._num_sending = num_requests
         for number in range(1, TRIES + 1):
             sent, num_rejected = self._collector.post(batch)
             if sent is not Sent.AGAIN or number == TRIES or self._is_closing.wait(self._pause_s * number):

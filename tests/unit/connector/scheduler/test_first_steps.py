@@ -6,14 +6,15 @@ import pytest
 
 from pdcluster_connector.core.adapters import AdapterRequest
 from pdcluster_connector.core.watermark import KvGroup
-from pdcluster_connector.scheduler.decode import DecodeEngine
+from pdcluster_connector.failures import TransferFailure, take_counts
+from pdcluster_connector.scheduler.first_steps import FirstSteps
 from pdcluster_connector.steps import DecodeStep, FirstStep
-from pdcluster_protocol.ids import EngineId, RequestId, TransferId
+from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.params import to_wire
-from unit.connector.scheduler.test_decode import ADDRESS, SECRET, TOKENS, Bench, R, decode_params
+from unit.connector.scheduler.test_decode import TOKENS, Bench, R, decode_params
 
 ADAPTER = AdapterRequest(3, "sql", "/adapters/sql", "use")
-T = TransferId("t")
+GROUP, WINDOW = KvGroup(16), KvGroup(16, is_windowed=True)
 
 
 def bench_with(
@@ -21,13 +22,12 @@ def bench_with(
     *,
     external_tokens: int = 40,
     table: tuple[int, ...] = (1, 2, 3),
+    group: KvGroup = GROUP,
     can_fail_running: bool = True,
 ) -> Bench:
     """Request R of 40 tokens in blocks of 16, of which a push shall bring the last ``external_tokens``."""
     bench = Bench()
-    bench.scheduler._engine = DecodeEngine(
-        EngineId("d"), 1, (KvGroup(16),), (ADDRESS,), SECRET, can_fail_running=can_fail_running
-    )
+    bench.scheduler.first_steps = FirstSteps(group, can_fail_running=can_fail_running)
     bench.scheduler.add(R, to_wire(decode_params()), TOKENS, adapter, now=0.0)
     bench.scheduler.reserve(R, [table], external_tokens, now=0.0)
     assert told(bench) == ((), ())
@@ -39,13 +39,26 @@ def told(bench: Bench) -> tuple[tuple[FirstStep, ...], tuple[RequestId, ...]]:
     return step.first_steps, step.left
 
 
+def mixed(bench: Bench, *blocks: int) -> int:
+    """How many requests go on although the workers have named ``blocks``."""
+    take_counts()
+    bench.scheduler.first_steps.blocks_named(blocks)
+    return take_counts().get(TransferFailure.ADAPTER_MIXED.value, 0)
+
+
 @pytest.mark.parametrize(
-    ("external_tokens", "table", "block"), [(40, (1, 2, 3), 1), (8, (1, 2, 3), 3), (40, (0, 2, 3), 2)]
+    ("external_tokens", "table", "group", "block"),
+    [
+        (40, (1, 2, 3), GROUP, 1),
+        (8, (1, 2, 3), GROUP, 3),
+        (40, (0, 2, 3), GROUP, 2),
+        (40, (0, 2, 3), WINDOW, 3),
+    ],
 )
-def test_a_first_step_is_told_once_with_the_first_block_that_the_push_has_filled(
-    external_tokens: int, table: tuple[int, ...], block: int
+def test_a_first_step_is_told_once_with_a_block_that_the_push_has_filled(
+    external_tokens: int, table: tuple[int, ...], group: KvGroup, block: int
 ) -> None:
-    bench = bench_with(external_tokens=external_tokens, table=table)
+    bench = bench_with(external_tokens=external_tokens, table=table, group=group)
     bench.scheduler.received([R])
     bench.scheduler.begin([R, RequestId("other")])
     assert told(bench) == ((FirstStep(R, decode_params().transfer_id, block),), ())
@@ -88,3 +101,13 @@ def test_nothing_is_told_of_a_request_without_an_adapter_or_a_push(
     bench.scheduler.begin([R])
     bench.scheduler.finish(R)
     assert told(bench) == ((), ())
+
+
+def test_a_request_that_vllm_has_preempted_before_it_heard_of_its_block_is_counted() -> None:
+    bench = bench_with()
+    bench.scheduler.received([R])
+    assert mixed(bench, 1) == 0, "it has not begun"
+    bench.scheduler.begin([R])
+    assert (mixed(bench, 2, 3), mixed(bench, 1)) == (0, 1)
+    bench.scheduler.finish(R)
+    assert mixed(bench, 1) == 0, "vLLM has ended it"

@@ -12,7 +12,7 @@ from fakes.network import FakeNetwork, FakeTransport
 from fakes.transports import Wrapped
 from patience import EDGE_S, PATIENCE_S, until
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
-from pdcluster_connector.transport.shared import SharedSessions, SharedTransport, Use
+from pdcluster_connector.transport.shared import SharedSessions, SharedTransport, Use, _OpenTransport
 from pdcluster_protocol.errors import ConfigError, TransferError
 
 NUM_BYTES = 16
@@ -211,3 +211,24 @@ def test_every_handle_is_shut_as_soon_as_the_end_begins() -> None:
     assert not handle.is_open
     gate.set()
     assert sessions.close(time.monotonic() + PATIENCE_S)
+
+
+class NeverCloses(Wrapped):
+    """A transport whose library raises."""
+
+    def close(self) -> None:
+        raise TransferError("the device does not answer")
+
+
+@pytest.mark.parametrize("use", [Use.LETS_IN, Use.WRITES])
+def test_a_handle_whose_transport_cannot_be_closed_is_never_called_closed(use: Use) -> None:
+    bench = Bench(use)
+    assert bench.sessions.close(time.monotonic() + PATIENCE_S)
+    handle = SharedTransport(_OpenTransport(NeverCloses(bench.make())), use)
+    bench.network.hold()
+    bench.write(handle)
+    for _ in range(3):
+        with pytest.raises(TransferError, match="does not answer"):
+            handle.close()
+        assert not handle.is_open
+    bench.network.release()

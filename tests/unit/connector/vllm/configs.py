@@ -18,7 +18,9 @@ OWN_PROCESSES = {"distributed_executor_backend": "mp", "data_parallel_backend": 
 def a_config(kv_role: str, settings: dict[str, object]) -> Any:
     """Of an engine whose graphs are whole."""
     return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings, kv_role=kv_role, engine_id="e"),
+        kv_transfer_config=SimpleNamespace(
+            kv_connector_extra_config=settings, kv_role=kv_role, engine_id="e", kv_load_failure_policy="fail"
+        ),
         parallel_config=SimpleNamespace(
             **WHOLE,
             tensor_parallel_size=1,

@@ -120,3 +120,17 @@ def test_a_load_that_vllm_refuses_leaves_what_was_noted_before(loads: AdapterLoa
     with pytest.raises(ValueError, match="sql"):
         adapters._watched(fails)(SimpleNamespace(), LoRARequest("sql", 3, "/a"))
     assert "before the connector" in loads.in_step(adapter_of(LoRARequest("sql", 3, "/a"), LORA)).problem
+
+
+@pytest.mark.parametrize("error", [KeyError(7), RuntimeError("dictionary changed size during iteration")])
+def test_a_list_that_vllm_changes_while_it_is_copied_is_copied_again(error: Exception) -> None:
+    """vLLM's workers change it in the forward thread, and a receiver or a lane looks."""
+    errors = [error, error]
+
+    def list_adapters() -> dict[int, str]:
+        if errors:
+            raise errors.pop()
+        return {3: "an adapter"}
+
+    manager: Any = SimpleNamespace(list_adapters=list_adapters)
+    assert adapters._is_resident(manager, 3)

@@ -13,9 +13,10 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.failures import take_counts
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler
 from pdcluster_connector.settings import PushTiming
-from pdcluster_connector.steps import PrefillStep
+from pdcluster_connector.steps import DecodeStep, PrefillStep
 from pdcluster_connector.vllm.block_tables import BlockTables, Preemptions
 from pdcluster_connector.vllm.connector import PDClusterConnector, leave_out_last_token
 from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks
@@ -24,6 +25,7 @@ from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
 from pdcluster_protocol.params import sealed, to_wire
 from unit.connector.scheduler.test_decode import waiting_bench
+from unit.connector.scheduler.test_first_steps import bench_with as first_steps_bench
 from unit.connector.scheduler.test_prefill import SECRET, TOKENS, reservation
 
 
@@ -156,23 +158,41 @@ def test_vllm_before_0_30_names_what_failed_by_its_blocks(invalid: set[int], num
 
 
 class OneReceipt:
-    """A decode rank's worker: "r" has failed and "s" has come."""
+    """A decode rank's worker: "r" has failed, "s" has come, and a request runs with the wrong adapter."""
+
+    foreign = frozenset[int]()
 
     def receipts(self) -> Receipts:
         return Receipts({RequestId("r"), RequestId("s")}, {RequestId("r")})
 
     def foreign_blocks(self) -> set[int]:
-        return set()
+        return set(self.foreign)
 
 
 def test_a_worker_names_the_blocks_of_what_failed_to_vllm_before_0_30() -> None:
     connector = PDClusterConnector.__new__(PDClusterConnector)
-    connector._prefill_rank, connector._decode_rank = None, cast("Any", SimpleNamespace(worker=OneReceipt()))
+    worker = OneReceipt()
+    connector._prefill_rank, connector._decode_rank = None, cast("Any", SimpleNamespace(worker=worker))
     connector._failed_blocks = FailedBlocks()
     connector._failed_blocks.begin_step({RequestId("r"): (4, 5), RequestId("s"): (6,)})
     assert connector.get_finished(set()) == (set(), {"r", "s"})
     assert connector.get_block_ids_with_load_errors() == {4, 5}
     assert connector.get_block_ids_with_load_errors() == set()
+    worker.foreign = frozenset((9,))
+    assert connector.get_block_ids_with_load_errors() == {9}
+
+
+def test_a_worker_hears_of_the_first_step_of_a_request_with_an_adapter() -> None:
+    connector = decode_connector_with_a_reservation()
+    connector._decode_half = cast("Any", SimpleNamespace(requests=first_steps_bench().scheduler))
+    connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}))
+    output: Any = SimpleNamespace(scheduled_new_reqs=[SimpleNamespace(req_id="other"), SimpleNamespace(req_id="r")])
+    step = connector.build_connector_meta(output).step
+    assert isinstance(step, DecodeStep)
+    assert [first.request_id for first in step.first_steps] == ["r"]
+    take_counts()
+    connector.update_connector_output(KVConnectorOutput(invalid_block_ids={step.first_steps[0].block}))
+    assert take_counts()["adapter_mixed"] == 1, "vLLM has not ended it"
 
 
 def test_decode_keeps_its_whole_graphs() -> None:

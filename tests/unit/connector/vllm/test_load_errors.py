@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdcluster_connector.core.watermark import KvGroup
-from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks, require_one_group
+from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks, can_fail_running, require_one_group
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import RequestId
 
@@ -74,3 +74,21 @@ def test_what_cannot_be_told_by_blocks_is_refused(groups: tuple[KvGroup, ...], r
 @pytest.mark.parametrize(("groups", "recomputes"), [((FULL,), True), ((FULL,), False), ((WINDOW,), False)])
 def test_one_group_is_told_by_its_blocks(groups: tuple[KvGroup, ...], recomputes: bool) -> None:
     require_one_group("0.23.0", groups, recomputes=recomputes)
+
+
+@pytest.mark.parametrize(
+    ("groups", "recomputes", "can"),
+    [
+        ((FULL,), False, True),
+        ((WINDOW,), False, True),
+        ((FULL,), True, False),
+        ((FULL, WINDOW), False, False),
+        ((FULL, FULL), False, False),
+        ((STATE,), False, False),
+    ],
+)
+def test_a_request_that_runs_is_named_only_where_vllm_ends_it_and_not_its_engine(
+    groups: tuple[KvGroup, ...], recomputes: bool, can: bool
+) -> None:
+    """With several groups vLLM 0.30 and newer raises in its engine core; older versions look in the first group."""
+    assert can_fail_running(groups, recomputes=recomputes) is can

@@ -85,3 +85,35 @@ def test_an_adapter_that_was_loaded_again_while_its_kv_came_is_told_and_another_
         "decode has loaded LoRA adapter 'sql' again, with other files, while the KV was on its way"
     )
     assert (bench.held.take(R), bench.held.take(PLAIN)) == (None, None)
+
+
+def test_an_error_of_a_look_at_one_adapter_costs_its_request_alone(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.read("old")
+
+    def fail() -> bool:
+        raise KeyError("of vLLM's list")
+
+    bench.adapters.loaded(bench.asked, bench.adapters.files_before(bench.asked), str(tmp_path), fail)
+    assert bench.due(0.0, WITHOUT, bench.expect, ENDED) == [WITHOUT, bench.expect, ENDED]
+    found = bench.held.content(R)
+    assert isinstance(found, UnknownContent)
+    assert found.is_final
+    assert "LoRA adapter 'sql' cannot be looked up" in found.reason
+    before = bench.held.take(R)
+    assert before is not None
+    assert bench.held.change(before) == "", "it is no other than before, and the request has failed already"
+
+
+def test_an_error_of_the_last_look_is_the_reason_why_kv_is_not_used(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.read("old")
+    assert bench.due(0.0, bench.expect) == [bench.expect]
+    before = bench.held.take(R)
+    assert before is not None
+
+    def fail() -> bool:
+        raise KeyError("of vLLM's list")
+
+    bench.adapters.loaded(bench.asked, bench.adapters.files_before(bench.asked), str(tmp_path), fail)
+    assert "cannot be looked up: KeyError" in bench.held.change(before)

@@ -30,6 +30,7 @@ from integration.harness import (
     opened,
 )
 from integration.prompts import LONG, PROMPT
+from pdcluster_cli.processes.parallelism import ParallelSizes
 
 pytestmark = pytest.mark.engines
 
@@ -65,11 +66,14 @@ class Scene:
 
 
 @contextmanager
-def start_scene(harness: Harness, folder: Path, *, room: int, policy: str = "recompute") -> Iterator[Scene]:
+def start_scene(
+    harness: Harness, folder: Path, *, room: int, policy: str = "recompute", decode_tp: int = 1
+) -> Iterator[Scene]:
     """``room``: how many adapters an engine holds. A request for one more evicts another."""
     modules = [f"{name}={write_adapter(folder / name, harness.model, seed=seed)}" for name, seed in SERVED.items()]
     args = (*LORA, "--max-loras", str(room), "--max-cpu-loras", str(room), "--lora-modules", *modules)
-    with harness.start_pool(prefill_args=args, decode_args=args, env=ENV, load_failure_policy=policy) as pool:
+    on_decode = (*args, *ParallelSizes(tensor=decode_tp).argv())
+    with harness.start_pool(prefill_args=args, decode_args=on_decode, env=ENV, load_failure_policy=policy) as pool:
         yield Scene(pool, folder, harness.model)
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
 
@@ -138,17 +142,21 @@ def test_where_requests_are_to_fail_the_error_names_both_engines_both_contents_a
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("decode_tp", [1, 2])
 def test_files_that_change_while_a_request_with_its_kv_waits_for_room_never_mix_with_that_kv(
-    harness: Harness, tmp_path: Path
+    harness: Harness, tmp_path: Path, decode_tp: int
 ) -> None:
     """Decode has room for one adapter, and another request keeps the place until its answer is whole."""
-    with start_scene(harness, tmp_path, room=1, policy="fail") as scene, ThreadPoolExecutor(2) as threads:
+    with (
+        start_scene(harness, tmp_path, room=1, policy="fail", decode_tp=decode_tp) as scene,
+        ThreadPoolExecutor(2) as threads,
+    ):
         (prefill,), (decode,) = scene.pool.prefill, scene.pool.decode
         assert complete(prefill.url, LONG, NUM_TOKENS, model="sql").token_ids
         asked = threads.submit(complete, scene.pool.url, LONG, NUM_TOKENS, model="sql", timeout_s=400)
         assert eventually(lambda: metric(decode.url, "vllm:num_requests_waiting") >= 1, poll_s=0.05)
         poem = threads.submit(complete, decode.url, [7, 8, 9], 300, model="poem", ignore_eos=True, timeout_s=400)
-        assert eventually(lambda: scene.num_pushed() == 1)
+        assert eventually(lambda: scene.num_pushed() == decode_tp), "all ranks have judged it"
         scene.put(NEW)
         assert not poem.done()
         assert not asked.done()
@@ -157,7 +165,7 @@ def test_files_that_change_while_a_request_with_its_kv_waits_for_room_never_mix_
         print(told.value)
         assert poem.result().token_ids
         assert "kind=adapter_changed" in decode.log_path.read_text()
-        assert metric(decode.url, "pdcluster:failures_total", 'kind="adapter_changed"') == 1
+        assert metric(decode.url, "pdcluster:failures_total", 'kind="adapter_changed"') == decode_tp, "each rank"
         scene.reload(prefill)
         new = complete(decode.url, LONG, NUM_TOKENS, model="sql").token_ids
         assert complete(scene.pool.url, LONG, NUM_TOKENS, model="sql").token_ids == new, "both have the new files"

@@ -24,7 +24,8 @@ SHORT: Final = (
     "test_failures.py::test_preemption_on_prefill_by_a_small_cache_changes_no_answer",
 )
 WHOLE: Final = (
-    "test_adapters.py",
+    "test_adapters.py::test_decode_never_uses_kv_of_weights_that_it_has_replaced",
+    "test_adapters.py::test_files_that_change_while_a_request_with_its_kv_waits_for_room_never_mix_with_that_kv[1]",
     "test_exact.py::test_200_prompts_at_concurrency_16_answer_like_a_single_engine[chunked prefill]",
     "test_exact.py::test_every_byte_of_every_layers_blocks_on_decode_equals_prefills",
     "test_exact.py::test_two_prefill_and_two_decode_engines_answer_like_one",

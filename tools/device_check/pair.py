@@ -32,6 +32,8 @@ HOST: Final = "127.0.0.1"
 STALE: Final = 0xEE
 """Value of every byte that no kernel has written yet."""
 _ANSWER_S: Final = 30.0
+_START_S: Final = 240.0
+"""Seconds until a process must be there: it imports PyTorch, perhaps on a crowded machine."""
 
 
 class PushFailed(Exception):
@@ -169,7 +171,7 @@ class Pair:
 
     def _ask(self, word: str, request: Request) -> Any:
         self.decode.send((word, request))
-        return _heard(self.decode)
+        return _heard(self.decode, 2 * _ANSWER_S)
 
 
 @contextmanager
@@ -197,7 +199,7 @@ def open_pair(
         there.close()  # only the child holds that end now, so ``recv`` fails if it dies
         stack.callback(child.join, 10)
         stack.callback(child.kill)
-        addresses = _heard(here)
+        addresses = _heard(here, _START_S)
         device = device or select_device(where.type)
         sources = []
         for rank in range(num_prefill):
@@ -208,10 +210,10 @@ def open_pair(
         yield Pair(where, device.open_stream(where), tuple(sources), addresses, here)
 
 
-def _heard(pipe: Connection) -> Any:
+def _heard(pipe: Connection, within_s: float) -> Any:
     try:
-        if not pipe.poll(2 * _ANSWER_S):
-            raise PushFailed(f"decode did not answer within {2 * _ANSWER_S:g} s")
+        if not pipe.poll(within_s):
+            raise PushFailed(f"decode did not answer within {within_s:g} s")
         answer = pipe.recv()
     except EOFError as error:
         raise PushFailed("decode has ended: its last words are above") from error

@@ -27,7 +27,7 @@ _PREEMPTED: Final = (
 
 
 @dataclass(slots=True)
-class _Request:
+class _WithAdapter:
     transfer_id: TransferId
     block: int | None
     """The block of the push by which vLLM is told that the request must not run; None: it cannot be told."""
@@ -41,14 +41,14 @@ class FirstSteps:
         """``group``: the first one. ``can_fail_running``: as in ``EngineFacts``."""
         self._group = group
         self._can_fail_running = can_fail_running
-        self._requests: dict[RequestId, _Request] = {}
+        self._requests: dict[RequestId, _WithAdapter] = {}
         self._begun: list[FirstStep] = []
         self._left: list[RequestId] = []
 
     def expect(self, request_id: RequestId, expect: Expect, reservation: Reservation) -> None:
         """A request with an adapter waits for its push."""
         block = _block_to_name(self._group, expect, reservation) if self._can_fail_running else None
-        self._requests[request_id] = _Request(reservation.transfer_id, block)
+        self._requests[request_id] = _WithAdapter(reservation.transfer_id, block)
 
     def begin(self, request_id: RequestId, *, has_kv: bool) -> None:
         """The coming step computes the request, and the step before it did not. Without KV its whole prompt."""

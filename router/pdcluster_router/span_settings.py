@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -60,9 +60,9 @@ def span_settings_told(
 
 
 def _checked_endpoint(url: str) -> str:
-    parts = urlsplit(url)
     said = "it" if set(url) & set("@?#") else repr(url)  # Around these there may be a secret.
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # .port raises on no number
+    parts = _split(url)
+    if parts is None or not parts.hostname:
         raise ValueError(f"{said} is not a URL like http://HOST:4318")
     if not _is_host(parts.hostname) or not _is_visible(parts.path):
         raise ValueError(f"{said} has a host or a path that no connection can be made to: see its dots and spaces")
@@ -70,6 +70,16 @@ def _checked_endpoint(url: str) -> str:
         raise ValueError("it has a user, a query or a fragment: give secrets in --otlp-headers-file")
     path = parts.path.rstrip("/").removesuffix(TRACES_PATH)
     return f"{parts.scheme}://{parts.netloc}{path}"
+
+
+def _split(url: str) -> SplitResult | None:
+    """The parts of a URL that may be used; None: it may not. The library's own errors may quote a secret."""
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and parts.port != 0
+    except ValueError:
+        return None
+    return parts if is_usable else None
 
 
 def _is_host(name: str) -> bool:

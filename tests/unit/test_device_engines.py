@@ -149,11 +149,11 @@ def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompts", "changed", "is_well"),
+    ("num_asked", "changed", "is_well"),
     [(2, {}, True), (3, {}, False), (2, {"outcome": "failed"}, False), (2, {"is_content_compared": False}, False)],
 )
 def test_a_pool_that_computes_on_decode_or_compares_nothing_is_not_called_equal(
-    tmp_path: Path, num_prompts: int, changed: dict[str, object], is_well: bool
+    tmp_path: Path, num_asked: int, changed: dict[str, object], is_well: bool
 ) -> None:
     push = PushTrace(
         transfer_id=TransferId("t"),
@@ -170,7 +170,7 @@ def test_a_pool_that_computes_on_decode_or_compares_nothing_is_not_called_equal(
     )
     lines = [msgspec.json.encode(one).decode() + "\n" for one in (push, msgspec.structs.replace(push, **changed))]
     (tmp_path / "prefill-0.trace").write_text("".join(lines))
-    assert all_pushed(tmp_path, num_prompts) is is_well
+    assert all_pushed(tmp_path, num_asked) is is_well
 
 
 def test_a_step_that_takes_twice_as_long_beside_writes_is_seen_to() -> None:
@@ -296,3 +296,8 @@ def test_a_check_that_fails_on_the_lent_machine_is_its_exit_status(tmp_path: Pat
     assert "exit status 3 of" in said
     assert said.endswith("rc 1\n")
     assert lent(tmp_path, call, 100, ()).endswith("rc 0\n"), "of this call alone"
+
+
+def test_a_stage_that_is_not_there_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "there/vllm-0.26/vllm").mkdir(parents=True)
+    assert lent(tmp_path, ("engines", "adapter"), 100, ()).endswith("rc 1\n")

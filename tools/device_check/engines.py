@@ -108,6 +108,8 @@ def compare(zygote: Zygote, name: str, given: argparse.Namespace, model: Path, f
     """Run one setup and print lines about it. Returns whether the pool's answers were equal and whole."""
     logs, device = folder / name, LocalDevice(given.device)
     logs.mkdir(exist_ok=True)
+    for trace in logs.glob("*.trace"):
+        trace.unlink()  # of an earlier run
     began = time.monotonic()
     try:
         setup = SETUPS[name].with_adapters(logs, model) if given.adapters else SETUPS[name]
@@ -118,7 +120,7 @@ def compare(zygote: Zygote, name: str, given: argparse.Namespace, model: Path, f
                 return adapters.change_one(pool, prompts, logs, model)
             answers = pool.compared(prompts)
             print(push_figures(logs), flush=True)
-            if answers is None or not all_pushed(logs, len(prompts)):
+            if answers is None or not all_pushed(logs, 2 * sum(len(prompt) > 1 for prompt in prompts)):
                 return False
             return not given.kill or kill_each(pool, prompts, answers)
     except (EngineDied, NotReady, OSError, TimeoutError) as error:

@@ -46,7 +46,7 @@ parts() {
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv
     PYTHONPATH=$there/connector/python LD_LIBRARY_PATH=$there/connector/lib \
         at_most "$left_s" python3 -m tools.device_check --report "$OUT/report.md" "$@"
-    wait $unpacking
+    wait $unpacking || touch "$there/failed"
     [ ! -e "$there/failed" ]
 }
 
@@ -71,7 +71,7 @@ engines() {
     [ $# -gt 0 ] || set -- answers adapters older local
     for stage in "$@"; do
         [ "$stage" = local ] && stage=local_once
-        "$stage" &
+        { "$stage" || touch "$there/failed"; } &
         [ -n "${AT_ONCE:-}" ] || wait
     done
     wait

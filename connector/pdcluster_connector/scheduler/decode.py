@@ -126,7 +126,7 @@ class DecodeScheduler:
         self._expects: list[Expect] = []
         self._ended: list[PrefillEnded] = []
         self._cancels: list[Cancel] = []
-        self.first_steps = FirstSteps(engine.groups[0], can_fail_running=engine.can_fail_running)
+        self.first_steps = FirstSteps(engine.groups[0], engine.num_stages, can_fail_running=engine.can_fail_running)
         """Of the requests with LoRA adapters."""
         self._posts: list[tuple[RequestId, str, DecodeCall, float]] = []
         self._num_local_tokens = 0

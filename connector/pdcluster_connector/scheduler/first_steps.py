@@ -31,17 +31,22 @@ class _WithAdapter:
     transfer_id: TransferId
     block: int | None
     """The block of the push by which vLLM is told that the request must not run; None: it cannot be told."""
-    has_begun: bool = False
+    begun_at: int | None = None
+    """The number of its first step."""
 
 
 class FirstSteps:
     """Of one decode engine. Scheduler thread only."""
 
-    def __init__(self, group: KvGroup, *, can_fail_running: bool) -> None:
-        """``group``: the first one. ``can_fail_running``: as in ``EngineFacts``."""
+    def __init__(self, group: KvGroup, num_stages: int = 1, *, can_fail_running: bool) -> None:
+        """``group``: the first one. ``num_stages``: as in ``EngineFacts``, as ``can_fail_running`` is."""
         self._group = group
+        self._max_under_way = num_stages + 1
+        """The most steps that vLLM has begun and not ended (0.32 ``config/vllm.py``, ``max_concurrent_batches``)."""
         self._can_fail_running = can_fail_running
         self._requests: dict[RequestId, _WithAdapter] = {}
+        self._step = 0
+        """The number of the coming step."""
         self._begun: list[FirstStep] = []
         self._left: list[RequestId] = []
 
@@ -53,9 +58,9 @@ class FirstSteps:
     def begin(self, request_id: RequestId, *, has_kv: bool) -> None:
         """The coming step computes the request, and the step before it did not. Without KV its whole prompt."""
         request = self._requests.get(request_id)
-        if request is None or request.has_begun:
+        if request is None or request.begun_at is not None:
             return
-        request.has_begun = True
+        request.begun_at = self._step
         if has_kv:
             self._begun.append(FirstStep(request_id, request.transfer_id, request.block))
         else:
@@ -64,21 +69,25 @@ class FirstSteps:
     def finish(self, request_id: RequestId) -> None:
         """vLLM has ended the request."""
         request = self._requests.pop(request_id, None)
-        if request is not None and not request.has_begun:
+        if request is not None and request.begun_at is None:
             self._left.append(request_id)
 
     def take(self) -> tuple[tuple[FirstStep, ...], tuple[RequestId, ...]]:
         """The first steps and the left requests of which the workers hear with the coming step."""
         begun, left, self._begun, self._left = self._begun, self._left, [], []
+        self._step += 1
         return tuple(begun), tuple(left)
 
     def blocks_named(self, blocks: Collection[int]) -> None:
         """The workers have named ``blocks`` to vLLM, which has ended all requests that it found by them.
 
-        One that has begun and is not ended goes on: vLLM has preempted it meanwhile, and finds no block of it.
+        One whose first step has just ended and that is not ended goes on: vLLM has preempted it meanwhile, and finds no
+        block of it. Later its blocks may be another request's.
         """
+        oldest = self._step - self._max_under_way
         for request_id, request in self._requests.items():
-            if request.has_begun and request.block in blocks:
+            if request.begun_at is not None and request.begun_at >= oldest and request.block in blocks:
+                request.block = None
                 log_failure(TransferFailure.ADAPTER_MIXED, request_id, request.transfer_id, reason=_PREEMPTED)
 
 

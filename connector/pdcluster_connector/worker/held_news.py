@@ -77,11 +77,11 @@ class HeldNews:
 
     def change(self, adapter: RequestAdapter) -> str:
         """Why decode may not use KV of ``adapter`` now; empty: it may, for all that is known of it."""
-        found = self._look_up(adapter.asked).found
-        if found == adapter.found:
+        now = self._look_up(adapter.asked)
+        if now.load == adapter.load or now.found == adapter.found:
             return ""
-        if isinstance(found, UnknownContent) and found.is_final:
-            return found.reason
+        if isinstance(now.found, UnknownContent) and now.found.is_final:
+            return now.found.reason
         return _CHANGED.format(adapter.asked.name)
 
     def _must_wait(self, item: News, now: float) -> bool:

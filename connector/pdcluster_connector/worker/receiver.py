@@ -174,7 +174,7 @@ class Receiver:
 
     def _turn(self) -> None:
         wait_s = _EXPIRE_EVERY_S if self._reception.num_waiting or len(self._held) else _IDLE_S
-        self._channel.wait(0 if self._sums.is_busy else wait_s)
+        self._channel.wait(0 if self._sums.is_busy or self._due else wait_s)
         now = self._clock.read(time.monotonic(), max_step_s=wait_s + MAX_WORK_S)
         self._due.extend(self._held.due(self._take_inbox(), now))
         while self._due:  # An error costs one of them: the next turn goes on with the others.

@@ -80,9 +80,9 @@ class RouterProxies(ApiModel):
 class Alias(ApiModel):
     """Another name for the model or an adapter of it."""
 
-    name: str = Field(min_length=1, max_length=128, pattern=r"^[^$,=\p{Z}\p{C}]+$")
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[^$,=\p{Z}\p{Cc}\p{Cf}\p{Co}]+$")
     """The name that clients may ask for, without blanks, invisible characters, commas, dollar and equals signs."""
-    model: str = Field(min_length=1, max_length=128, pattern=r"^[^$,\p{Z}\p{C}]+$")
+    model: str = Field(min_length=1, max_length=128, pattern=r"^[^$,\p{Z}\p{Cc}\p{Cf}\p{Co}]+$")
     """The name that engines list: model.servedName, or an adapter's. Answers bear it."""
 
 

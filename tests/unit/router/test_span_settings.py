@@ -54,6 +54,8 @@ def test_an_endpoint_that_no_connection_could_be_made_to_is_refused_at_start(url
         "htps://c?key=sesame",
         "http://h..x?key=sesame",
         "http://c/a b#sesame",
+        "http://key:sesame/cret@host:4318",
+        "http://user:sesame\u2100@h:1",
     ],
 )
 def test_a_secret_in_a_url_that_is_written_otherwise_is_not_told(url: str) -> None:

@@ -45,6 +45,8 @@ class Row:
     statuses: tuple[int, ...]
     then_sent: bytes = b""
     """Sent when the router has read the rest."""
+    after_answers: int = 0
+    """``then_sent`` waits for so many answers."""
     answered: bytes = b""
     """What a pattern finds in the answers."""
     seen: bytes = b""
@@ -243,21 +245,28 @@ async def exchange(router: Behind, row: Row) -> bytes:
     """All that comes until the connection closes or falls silent with an answer for each status."""
     client = await router.client()
     await client.send(row.sent)
+    answers = await read_answers(client, row.after_answers)
     if row.then_sent:
         await asyncio.sleep(0.05)
         await client.send(row.then_sent)
-    answers = b""
-    async with asyncio.timeout(PATIENCE_S):
-        while len(statuses_in(answers)) < len(row.statuses):
-            part = await client.reader.read(1 << 16)
-            if not part:
-                return answers
-            answers += part
+    wanted = len(row.statuses) - row.after_answers
+    answers += await read_answers(client, wanted)
+    if len(statuses_in(answers)) < len(row.statuses):
+        return answers
     try:
         async with asyncio.timeout(0.15):  # An answer too many would come at once.
             return answers + await client.reader.read(1 << 16)
     except TimeoutError:
         return answers
+
+
+async def read_answers(client: RawClient, number: int) -> bytes:
+    """All that comes until so many more answers have begun, or the connection closes."""
+    answers = b""
+    async with asyncio.timeout(PATIENCE_S):
+        while len(statuses_in(answers)) < number and (part := await client.reader.read(1 << 16)):
+            answers += part
+    return answers
 
 
 def statuses_in(answers: bytes) -> tuple[int, ...]:

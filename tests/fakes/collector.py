@@ -9,14 +9,15 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
+from fakes.tls_server import TlsServer
 from patience import PATIENCE_S
 
 OK: Final = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
@@ -108,16 +109,7 @@ def running_collector(tls: ssl.SSLContext | None = None) -> Iterator[FakeCollect
         def log_message(self, *_: object) -> None:
             """Nothing is logged."""
 
-    class Server(ThreadingHTTPServer):
-        def finish_request(self, request: Any, client_address: Any) -> None:
-            if tls is None:
-                super().finish_request(request, client_address)
-                return
-            with suppress(ssl.SSLError, ConnectionError), tls.wrap_socket(request, server_side=True) as agreed:
-                super().finish_request(agreed, client_address)
-
-    server = Server(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server = TlsServer(Handler, tls)
     collector.url = f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
+
+from fakes.tls_server import TlsServer
 
 
 @dataclass
@@ -57,15 +58,7 @@ def serving(pages: VllmPages, context: ssl.SSLContext | None = None) -> Iterator
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the parent's word
             """Nobody reads it."""
 
-    class Server(ThreadingHTTPServer):
-        def finish_request(self, request: Any, client_address: Any) -> None:
-            if context is None:
-                super().finish_request(request, client_address)
-                return
-            with suppress(ssl.SSLError, ConnectionError), context.wrap_socket(request, server_side=True) as agreed:
-                super().finish_request(agreed, client_address)
-
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with TlsServer(Handler, context) as server:
         pages.port = server.server_address[1]
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -54,13 +55,22 @@ def test_a_lane_asks_with_the_load_of_the_step_and_gives_a_prompt_of_two_loads_u
     loads.close(time.monotonic() + PATIENCE_S)
 
 
-def test_kv_of_an_adapter_that_decode_loads_again_while_it_comes_is_not_called_received(tmp_path: Path) -> None:
-    put(tmp_path, b"old")
+@contextmanager
+def pair_with_adapter(folder: Path) -> Iterator[tuple[Pair, dict[Role, AdapterLoads], AdapterRequest]]:
+    """Both ranks have loaded the adapter from ``folder``, whose weights are ``old``."""
+    put(folder, b"old")
     loads = {role: AdapterLoads() for role in Role}
-    asked = AdapterRequest(1, "sql", str(tmp_path), "use")
+    asked = AdapterRequest(1, "sql", str(folder), "use")
     with make_pair(adapters=loads) as pair:
         for one in loads.values():
             load(one, asked)
+        yield pair, loads, asked
+    for one in loads.values():
+        one.close(time.monotonic() + PATIENCE_S)
+
+
+def test_kv_of_an_adapter_that_decode_loads_again_while_it_comes_is_not_called_received(tmp_path: Path) -> None:
+    with pair_with_adapter(tmp_path) as (pair, loads, asked):
         push(pair, "a", asked)
         pair.require_received("a")
         announce(pair, "b", asked)
@@ -74,17 +84,10 @@ def test_kv_of_an_adapter_that_decode_loads_again_while_it_comes_is_not_called_r
         load(loads[Role.PREFILL], asked)
         push(pair, "d", asked)
         pair.require_received("d")
-    for one in loads.values():
-        one.close(time.monotonic() + PATIENCE_S)
 
 
 def test_a_request_whose_first_step_reads_other_files_is_named_to_vllm_by_its_block(tmp_path: Path) -> None:
-    put(tmp_path, b"old")
-    loads = {role: AdapterLoads() for role in Role}
-    asked = AdapterRequest(1, "sql", str(tmp_path), "use")
-    with make_pair(adapters=loads) as pair:
-        for one in loads.values():
-            load(one, asked)
+    with pair_with_adapter(tmp_path) as (pair, loads, asked):
         for name in ("a", "b"):
             push(pair, name, asked)
             pair.require_received(name)
@@ -93,8 +96,6 @@ def test_a_request_whose_first_step_reads_other_files_is_named_to_vllm_by_its_bl
         load(loads[Role.DECODE], asked)
         assert foreign_blocks(pair, "b", block=4) == {4}
         assert foreign_blocks(pair, "b", block=4) == set(), "once"
-    for one in loads.values():
-        one.close(time.monotonic() + PATIENCE_S)
 
 
 def foreign_blocks(pair: Pair, name: str, *, block: int) -> set[int]:

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, TypeAlias
 
 import torch
-from tools.device_check.where import Work, asked_device, synchronize
+from tools.device_check.where import START_S, Work, asked_device, synchronize
 
 from pdcluster_connector.transport.base import TransportSettings, WriteStatus
 from pdcluster_connector.transport.mooncake import MooncakeTransport
@@ -47,8 +47,6 @@ SHORT: Final = (("device", "device"), ("device", "host"), ("host", "device"), ("
 PIECES: Final = (64 << 10, 256 << 10, 1 << 20)
 """Bytes of a piece. The first is Mooncake's default; only for it all cases are measured."""
 _WAIT_S: Final = 30.0
-_START_S: Final = 240.0
-"""Seconds until a process must be there: it imports PyTorch, perhaps on a crowded machine."""
 _TABLE_S: Final = {"cpu": 140.0, "cuda": 28.0, "npu": 28.0}
 
 
@@ -242,7 +240,7 @@ def open_bench(where: torch.device) -> Iterator[Bench]:
     there.close()
     transport = MooncakeTransport(TransportSettings(HOST, TransferProtocol.TCP.value))
     try:
-        if not here.poll(_START_S):
+        if not here.poll(START_S):
             raise AssertionError("the child does not start")
         session, targets = here.recv()
         sources = buffers(where)

@@ -22,7 +22,7 @@ import torch
 from benchmarks.kv_content import KvWords
 from benchmarks.kv_shape import KvShape, TpRank
 from benchmarks.ranks import Cache, PrefillEnd, Request, open_decode, open_prefill
-from tools.device_check.where import synchronize
+from tools.device_check.where import START_S, synchronize
 
 from pdcluster_connector.device import Device, Stream, select_device
 from pdcluster_connector.settings import PushTiming
@@ -32,8 +32,6 @@ HOST: Final = "127.0.0.1"
 STALE: Final = 0xEE
 """Value of every byte that no kernel has written yet."""
 _ANSWER_S: Final = 30.0
-_START_S: Final = 240.0
-"""Seconds until a process must be there: it imports PyTorch, perhaps on a crowded machine."""
 
 
 class PushFailed(Exception):
@@ -199,7 +197,7 @@ def open_pair(
         there.close()  # only the child holds that end now, so ``recv`` fails if it dies
         stack.callback(child.join, 10)
         stack.callback(child.kill)
-        addresses = _heard(here, _START_S)
+        addresses = _heard(here, START_S)
         device = device or select_device(where.type)
         sources = []
         for rank in range(num_prefill):

@@ -12,6 +12,8 @@ from typing import Final, NoReturn
 import torch
 from tools.device_check.results import LEFT_OUT_STATUS
 
+START_S: Final = 240.0
+"""Seconds until another process must be there: it imports PyTorch, perhaps on a crowded machine."""
 _SIDE: Final = {"cpu": 256, "cuda": 4096, "npu": 4096}
 """Side of a square matrix whose product takes a millisecond or a few: 2.7 ms on an H200."""
 

@@ -11,7 +11,7 @@ from pdcluster_connector.adapter_loads import AdapterLoads
 from pdcluster_connector.core.adapters import AdapterRequest, UnknownContent
 from pdcluster_connector.settings import ADAPTER_WAIT_S
 from pdcluster_connector.steps import Cancel, Expect, PrefillEnded
-from pdcluster_connector.worker.held_news import HeldNews, News
+from pdcluster_connector.worker.held_news import HeldNews, News, RequestAdapter
 from pdcluster_protocol.adapters import AdapterContent
 from pdcluster_protocol.ids import Attempt, RequestId, TransferId
 
@@ -41,6 +41,19 @@ class Bench:
         files = self.adapters.at_hand(self.asked).files
         assert files is not None
         self.adapters._digests.found(files, digest)
+
+    def taken(self) -> RequestAdapter:
+        found = self.held.take(R)
+        assert found is not None
+        return found
+
+    def spoil_the_list(self) -> None:
+        """vLLM's list of adapters cannot be copied."""
+
+        def fail() -> bool:
+            raise KeyError("of vLLM's list")
+
+        self.adapters.loaded(self.asked, self.adapters.files_before(self.asked), str(self.folder), fail)
 
     def due(self, now: float, *news: News) -> list[News]:
         return [item for item, _ in self.held.due([(item, now) for item in news], now)]
@@ -75,8 +88,7 @@ def test_an_adapter_that_was_loaded_again_while_its_kv_came_is_told_and_another_
     bench = Bench(tmp_path)
     bench.read("old")
     assert bench.due(0.0, bench.expect) == [bench.expect]
-    before = bench.held.take(R)
-    assert before is not None
+    before = bench.taken()
     assert bench.held.change(before) == ""
     assert bench.due(1.0, bench.expect) == [bench.expect]
     bench.put(b"newer")
@@ -90,18 +102,13 @@ def test_an_adapter_that_was_loaded_again_while_its_kv_came_is_told_and_another_
 def test_an_error_of_a_look_at_one_adapter_costs_its_request_alone(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.read("old")
-
-    def fail() -> bool:
-        raise KeyError("of vLLM's list")
-
-    bench.adapters.loaded(bench.asked, bench.adapters.files_before(bench.asked), str(tmp_path), fail)
+    bench.spoil_the_list()
     assert bench.due(0.0, WITHOUT, bench.expect, ENDED) == [WITHOUT, bench.expect, ENDED]
     found = bench.held.content(R)
     assert isinstance(found, UnknownContent)
     assert found.is_final
     assert "LoRA adapter 'sql' cannot be looked up" in found.reason
-    before = bench.held.take(R)
-    assert before is not None
+    before = bench.taken()
     assert bench.held.change(before) == "", "it is no other than before, and the request has failed already"
 
 
@@ -109,11 +116,6 @@ def test_an_error_of_the_last_look_is_the_reason_why_kv_is_not_used(tmp_path: Pa
     bench = Bench(tmp_path)
     bench.read("old")
     assert bench.due(0.0, bench.expect) == [bench.expect]
-    before = bench.held.take(R)
-    assert before is not None
-
-    def fail() -> bool:
-        raise KeyError("of vLLM's list")
-
-    bench.adapters.loaded(bench.asked, bench.adapters.files_before(bench.asked), str(tmp_path), fail)
+    before = bench.taken()
+    bench.spoil_the_list()
     assert "cannot be looked up: KeyError" in bench.held.change(before)

@@ -4,7 +4,7 @@
                      |                                                     |
                      +--- answer, at its own pace, many at a time <--------+
 
-As in ``requests/legs.py``, the load of a prefill engine is the missing tokens, and that of decode is prompt and answer.
+As for the router's legs, the load of a prefill engine is the missing tokens, and that of decode is prompt and answer.
 """
 
 from __future__ import annotations

@@ -264,4 +264,5 @@ def _named_in(settings: Settings) -> list[Member]:
 def _sample_of(engine: Engine) -> EngineSample:
     is_up = engine.is_healthy if engine.state.is_probed else None
     is_ejected = engine.breaker.is_ejected
-    return EngineSample(engine.role.value, engine.url, engine.revision, engine.state.value, is_up, is_ejected)
+    names = (engine.role.value, engine.url, engine.revision, engine.state.value)
+    return EngineSample(*names, is_up, is_ejected, engine.answered)

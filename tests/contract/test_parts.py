@@ -46,7 +46,7 @@ def sampled(model: Any, raw: bytes) -> SamplingParams:
 )
 def test_a_part_samples_as_vllms_own_child_of_the_whole(model: Any, fields: dict[str, Any]) -> None:
     raw = json.dumps(fields).encode()
-    parts = taken_apart(parse_body(raw), is_chat="messages" in fields)
+    parts = taken_apart(parse_body(raw), is_chat="messages" in fields, num_header_bytes=0)
     assert parts is not None
     whole = SimpleNamespace(request_id="R", external_req_id="R", params=sampled(model, raw))
     parent = ParentRequest(cast("EngineCoreRequest", whole))
@@ -58,7 +58,7 @@ def test_a_part_samples_as_vllms_own_child_of_the_whole(model: Any, fields: dict
 @pytest.mark.parametrize("prompt", [["a", ""], ["é", "b", "c"], [[1, 2], [3]]])
 def test_the_prompts_of_parts_are_those_of_the_whole(prompt: list[Any]) -> None:
     raw = json.dumps({"prompt": prompt, "max_tokens": 3}).encode()
-    parts = taken_apart(parse_body(raw), is_chat=False)
+    parts = taken_apart(parse_body(raw), is_chat=False, num_header_bytes=0)
     assert parts is not None
     found = [CompletionRequest.model_validate(json.loads(b"".join(body.for_decode(None)))) for body in parts.bodies]
     whole = CompletionRequest.model_validate(json.loads(raw))
@@ -69,7 +69,7 @@ def test_the_prompts_of_parts_are_those_of_the_whole(prompt: list[Any]) -> None:
 @pytest.mark.parametrize("temperature", [0, 1e-6, 0.01, 1])
 def test_choices_that_vllm_refuses_are_left_to_it(temperature: float) -> None:
     raw = json.dumps({"prompt": "a", "n": 2, "temperature": temperature}).encode()
-    parts = taken_apart(parse_body(raw), is_chat=False)
+    parts = taken_apart(parse_body(raw), is_chat=False, num_header_bytes=0)
     try:
         sampled(CompletionRequest, raw)
     except (ValueError, VLLMValidationError):

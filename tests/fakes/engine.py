@@ -25,6 +25,7 @@ from fakes.words import OpenAIWords
 from integration.ports import fresh_port
 from patience import PATIENCE_S
 from pdcluster_protocol.secret import Secret
+from pdcluster_router.engines.engine import MAX_FETCHED_BYTES
 
 
 class Wire:
@@ -90,6 +91,8 @@ class FakeEngine:
         """Its answer to ``GET /v1/models``."""
         self.num_questions = 0
         self.num_lists = 0
+        self.question_fault = Fault.NONE
+        """``DIE``, ``HANG`` or ``TOO_MUCH``: how it fails at what it answers without its core."""
         """How often it was asked for that."""
         self.list_headers: dict[str, str] = {}
         """Of the last time."""
@@ -185,9 +188,7 @@ class FakeEngine:
             writer.write(json_answer(self.models_status, self.models if self.models_status == 200 else b"{}"))
             return True
         if simple := simple_answer(message):
-            self.num_questions += message.path in QUESTIONS
-            writer.write(simple)
-            return True
+            return await self._say_simply(reader, writer, simple, is_question=message.path in QUESTIONS)
         fault = self.faults_to_come.pop(0) if self.faults_to_come else self.fault
         seen = Seen(message, json.loads(message.body), fault)
         self.seen.append(seen)
@@ -203,6 +204,22 @@ class FakeEngine:
             hang_up.cancel()
             await asyncio.gather(work, hang_up, return_exceptions=True)
             seen.ended.set()
+
+    async def _say_simply(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, simple: bytes, *, is_question: bool
+    ) -> bool:
+        self.num_questions += is_question
+        match self.question_fault if is_question else Fault.NONE:
+            case Fault.DIE:
+                return False
+            case Fault.HANG:
+                await reader.read(1)
+                return False
+            case Fault.TOO_MUCH:
+                writer.write(json_answer(200, b"x" * (MAX_FETCHED_BYTES + 1)))
+            case _:
+                writer.write(simple)
+        return True
 
     async def _say_unwell(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         if self.health_status is None:

@@ -19,7 +19,7 @@ from patience import PATIENCE_S
 from pdcluster_router.http.connection import Connection
 from pdcluster_router.http.tls import TlsConnection
 from pdcluster_router.requests.exchange import Exchange
-from pdcluster_router.requests.legs import PrefillAttempts
+from pdcluster_router.requests.prefill_attempts import PrefillAttempts
 from pdcluster_router.requests.relay import Relay
 from pdcluster_router.requests.reservation import ReservationCalls
 

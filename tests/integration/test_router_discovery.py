@@ -323,6 +323,48 @@ async def test_a_revision_that_loses_one_role_gets_nothing_new_and_its_requests_
         assert revisions_of_pairs(rig) == {("r1", "r1"), ("r2", "r2")}
 
 
+async def test_where_decode_shall_not_recompute_a_request_goes_to_the_revision_that_still_has_a_pair() -> None:
+    async with running_kube_rig(on_prefill_failure="fail") as rig:
+        old = rig.decode
+        old.close_gate(Gate.RESERVE)
+        client = await send(rig)
+        await until(lambda: len(old.seen) == 1)
+        await rig.usable(*[await rig.start(role, "r2") for role in ("prefill", "decode")])
+        rig.unlist(rig.prefill)
+        await rig.becomes(rig.prefill, "")
+        old.open_gate(Gate.RESERVE)
+        assert (await client.receive()).status == 200
+        assert revisions_of_pairs(rig) == {("r2", "r2")}
+        assert (old.seen[0].outcome or {})["status"] == "failed", "decode gives the blocks back that it had reserved"
+
+
+async def test_a_revision_whose_prefill_engines_have_all_failed_a_request_is_not_asked_again() -> None:
+    async with running_kube_rig(on_prefill_failure="fail") as rig:
+        rig.prefill.fault = Fault.ERROR_500
+        await rig.usable(await rig.start("decode"), await rig.start("decode"))
+        first = list(rig.decodes)
+        for engine in first:
+            engine.close_gate(Gate.RESERVE)
+        client = await send(rig)
+        await until(lambda: any(engine.seen for engine in first))
+        await rig.usable(*[await rig.start(role, "r2") for role in ("prefill", "decode")])
+        for engine in first:
+            engine.open_gate(Gate.RESERVE)
+        assert (await client.receive()).status == 200
+        assert sorted(num_seen(*rig.decodes)) == [0, 0, 1, 1]
+        assert revisions_of_pairs(rig) == {("r1", "r1"), ("r2", "r2")}
+
+
+async def test_without_another_revision_it_ends_at_once_with_one_error() -> None:
+    async with running_kube_rig(on_prefill_failure="fail") as rig:
+        other = await rig.start("decode")
+        await rig.usable(other)
+        rig.prefill.fault = Fault.ERROR_500
+        answer = await post(rig)
+        assert (answer.status, answer.json()["error"]["code"]) == (502, "prefill_failed")
+        assert sorted(num_seen(*rig.decodes)) == [0, 1]
+
+
 async def test_while_another_prefill_is_left_a_terminating_one_is_not_asked() -> None:
     async with running_kube_rig(pairs=2) as rig:
         for decode in rig.decodes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -52,6 +53,59 @@ async def test_a_request_goes_to_a_pair_that_serves_its_model(model: str, who: l
         for _ in range(3):
             assert (await post(rig, asking(model))).status == 200
         assert counts(rig) == who
+
+
+async def seconds_of(rig: Rig, family: str) -> dict[str, float]:
+    """How many times were counted in ``family``, by labels as they are written. The names of engines stand for URLs."""
+    text = (await (await rig.internal()).get("/metrics")).body.decode()
+    for engine in rig.router.services.all_engines():
+        text = text.replace(f'"{engine.url}"', engine.name)
+    found = re.findall(rf"^pdcluster_router_{family}_seconds_count{{(.*)}} (\d+)$", text, re.MULTILINE)
+    return {labels: int(count) for labels, count in found}
+
+
+async def test_metrics_tell_the_first_byte_of_each_model_and_the_answers_of_each_engine() -> None:
+    async with running_rig(
+        num_prefill=2,
+        num_decode=2,
+        models=[LLAMA, QWEN, LLAMA, QWEN],
+        model_aliases=["fast=llama"],
+        unknown_models="ask",
+        max_prefill_attempts=1,
+    ) as rig:
+        for said in ("llama", "fast", "sql", "qwen"):
+            assert (await post(rig, asking(said))).status == 200
+        assert (await post(rig, asking("qwen", n=2))).status == 200
+        rig.prefills[0].fault, rig.decodes[0].fault = Fault.ERROR_500, Fault.RECOMPUTE
+        assert (await post(rig, asking("llama"))).status == 200
+        assert await seconds_of(rig, "model_first_byte") == {
+            'model="llama"': 3,
+            'model="sql"': 1,
+            'model="qwen"': 2,
+        }
+        assert await seconds_of(rig, "engine_answer") == {
+            'role="prefill",engine=prefill-0': 3,
+            'role="prefill",engine=prefill-1': 3,
+            'role="decode",engine=decode-0': 4,
+            'role="decode",engine=decode-1': 3,
+        }
+
+
+@pytest.mark.parametrize("lists", [[LLAMA, LLAMA], [b"{}", b"[]"]], ids=["listed", "silent"])
+async def test_a_name_that_no_engine_lists_has_no_seconds_of_its_own(lists: list[bytes]) -> None:
+    async with running_rig(unknown_models="ask", models=lists) as rig:
+        for name in ("made-up-1", "made-up-2", "x" * 5000):
+            assert (await post(rig, asking(name))).status == 200
+        assert await seconds_of(rig, "model_first_byte") == {'model=""': 3}
+
+
+async def test_errors_are_no_answers_of_a_model_or_an_engine() -> None:
+    async with running_rig(models=[LLAMA, LLAMA], max_decode_attempts=1) as rig:
+        rig.decode.fault = Fault.ERROR_404
+        assert (await post(rig, asking("llama"))).status == 404
+        assert await seconds_of(rig, "model_first_byte") == {}
+        counted = await seconds_of(rig, "engine_answer")
+        assert counted['role="decode",engine=decode-0'] == 0
 
 
 async def test_another_try_goes_to_another_engine_of_the_model() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from fakes.answers import QUESTIONS
+from fakes.faults import Fault
 from fakes.http import Message, request_bytes
 from fakes.router import Rig, running_rig
-from patience import PATIENCE_S
+from patience import EDGE_S, PATIENCE_S
+from pdcluster_router.front import pass_on
 
 pytestmark = pytest.mark.anyio
 
@@ -59,6 +61,35 @@ async def test_an_engine_that_is_gone_is_no_clients_matter_while_another_one_ans
         assert (await ask(rig)).status == 200
         await rig.decodes[1].stop()
         assert code_of(await ask(rig)) == (503, "no_decode_engine")
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_asked", "says"),
+    [
+        (Fault.TOO_MUCH, 1, "the answer is larger than"),
+        (Fault.HANG, 1, "sent no answer within"),
+        (Fault.DIE, 2, "decode-"),
+    ],
+)
+async def test_a_question_that_engines_cannot_bear_is_not_carried_through_the_pool(
+    fault: Fault, num_asked: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pass_on, "TIMEOUT_S", EDGE_S if fault is not Fault.HANG else 0.2)
+    async with running_rig(num_decode=5) as rig:
+        for engine in rig.decodes:
+            engine.question_fault = fault
+        answer = await ask(rig)
+        assert code_of(answer) == (502, "no_answer")
+        assert says in answer.json()["error"]["message"]
+        assert sum(engine.num_questions for engine in rig.decodes) == num_asked
+        assert rig.router.room.used_bytes == 0
+
+
+async def test_however_many_engines_are_gone_a_question_finds_the_one_that_is_there() -> None:
+    async with running_rig(num_decode=5) as rig:
+        for engine in rig.decodes[:4]:
+            await engine.stop()
+        assert [(await ask(rig)).status for _ in range(3)] == [200] * 3
 
 
 async def test_an_idle_connection_that_was_closed_costs_no_question(rig: Rig) -> None:

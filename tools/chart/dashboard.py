@@ -47,6 +47,12 @@ def _quantile(phase: str, quantile: float) -> Line:
     return Line(f"histogram_quantile({quantile}, sum by (le) ({buckets}))", f"p{round(quantile * 100)}")
 
 
+def _most_wait_by(labels: str, seconds: str) -> Line:
+    legend = " ".join(f"{{{{{label}}}}}" for label in labels.split(", "))
+    buckets = f"rate({seconds}_bucket{{POOL}}[$__rate_interval])"
+    return Line(f"histogram_quantile(0.9, sum by (le, {labels}) ({buckets}))", legend)
+
+
 def _sum(name: str, legend: str) -> Line:
     return Line(f"sum({name}{{POOL}})", legend)
 
@@ -75,6 +81,19 @@ PANELS: Final = (
         "From the order to prefill to its answer. The rest of the time to the first byte is waiting and hand-over.",
         "s",
         tuple(_quantile("prefill", q) for q in (0.5, 0.9, 0.99)),
+    ),
+    Panel(
+        "Time to the first byte of each model",
+        "Nine of ten requests wait no longer. Adapters count as models; without a name: a model that no engine lists.",
+        "s",
+        (_most_wait_by("model", "pdcluster_router_model_first_byte_seconds"),),
+    ),
+    Panel(
+        "Answer of each engine",
+        "Nine of ten calls take no longer: to prefill's whole answer, or to the first byte of decode's. One engine far "
+        "above the others of its role has a slow machine or a slow link.",
+        "s",
+        (_most_wait_by("role, engine", "pdcluster_router_engine_answer_seconds"),),
     ),
     Panel(
         "Requests in flight and waiting",

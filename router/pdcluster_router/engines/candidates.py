@@ -6,7 +6,7 @@ They are sorted when something changes, never for a request: ``core/engines/plac
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -74,7 +74,7 @@ class Candidates:
         self.policy = policy
         self._choosers = {}
 
-    def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
+    def place_decode(self, request: RequestFacts, tried: Collection[Engine]) -> Engine | None:
         """As ``Terms.place_decode``."""
         if self._heir_of is not None:
             heir = self._heir_of(request.body.alias_of or request.body.model)
@@ -98,7 +98,7 @@ class Candidates:
         now = self._now()
         return min(left_of(self.decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
 
-    def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Sequence[Engine]) -> Engine | None:
+    def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Collection[Engine]) -> Engine | None:
         engines = proven(left_of(tiers, tried))
         return self.policy(engines)(request, now=self._now(), chance=random.random) if engines else None
 

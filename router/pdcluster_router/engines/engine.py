@@ -19,6 +19,7 @@ from pdcluster_router.core.engines.load import Load
 from pdcluster_router.core.engines.membership import EngineState, Member
 from pdcluster_router.core.engines.outage import Outage, Sign, sign_of_failure, sign_of_status
 from pdcluster_router.core.telemetry.scrub import scrub
+from pdcluster_router.core.telemetry.seconds import COARSE, Seconds
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
@@ -35,6 +36,16 @@ class Fetched:
 
     head: ResponseHead
     body: bytes
+
+
+class NoAnswer(Unavailable):
+    """An engine gave no whole answer. ``is_unsent``: it never saw the question. ``is_final``: another engine would give
+    none either, or would take as long."""
+
+    def __init__(self, reason: str, *, is_unsent: bool = False, is_final: bool = False) -> None:
+        super().__init__(reason)
+        self.is_unsent = is_unsent
+        self.is_final = is_final
 
 
 class Engine:
@@ -71,6 +82,8 @@ class Engine:
         self.load = Load()
         self.breaker = Breaker()
         self.outage = Outage()
+        self.answered = Seconds(COARSE)
+        """From a call to its answer, as ``EngineSample`` has it. The request's record adds to it."""
         self.listing: Listing | None = None
         """The models that it serves; None: it has not told this router."""
         self.lists_too_much = False
@@ -168,7 +181,7 @@ class Engine:
         """The whole answer to one GET, or one POST of ``body``. ``headers``: whole lines.
 
         Raises:
-            Unavailable: No complete answer within ``timeout_s`` seconds.
+            NoAnswer: No complete answer within ``timeout_s`` seconds, or more than ``MAX_FETCHED_BYTES`` of it.
         """
         request = self._get(path, headers)
         if body is not None:
@@ -177,9 +190,10 @@ class Engine:
             async with asyncio.timeout(timeout_s):
                 return await self._fetch_once(request)
         except TimeoutError as error:
-            raise Unavailable(f"{self.name} sent no answer within {timeout_s:g} s") from error
+            raise NoAnswer(f"{self.name} sent no answer within {timeout_s:.3g} s", is_final=True) from error
         except _LostError as error:
-            raise Unavailable(scrub(f"{self.name}: {error}")) from error
+            is_unsent, is_final = error.lost.is_unsent, error.lost is _TOO_LARGE
+            raise NoAnswer(scrub(f"{self.name}: {error}"), is_unsent=is_unsent, is_final=is_final) from error
 
     async def _fetch_once(self, request: Request, *, is_probe: bool = False, fresh: bool = False) -> Fetched:
         """Sends the request. If an idle connection was found closed, sends it again on a new one."""
@@ -199,6 +213,9 @@ class Engine:
 
     async def close(self) -> None:
         await self.pool.close()
+
+
+_TOO_LARGE: Final = ResponseLost(f"the answer is larger than {MAX_FETCHED_BYTES} bytes")
 
 
 class _LostError(Exception):
@@ -221,7 +238,7 @@ class _Collector:
     def on_body(self, body: bytes) -> None:
         self._body += body
         if len(self._body) > MAX_FETCHED_BYTES:
-            self.on_lost(ResponseLost(f"the answer is larger than {MAX_FETCHED_BYTES} bytes"))
+            self.on_lost(_TOO_LARGE)
 
     def on_end(self) -> None:
         assert self._head is not None

@@ -17,7 +17,14 @@ import msgspec
 
 from pdcluster_router.core.apis.openai_errors import ApiError, alias_not_found, model_not_found, shown_names
 from pdcluster_router.core.apis.rewrite import ClientBody
-from pdcluster_router.core.engines.catalog import ModelGroup, group_for, is_adapter, lists_that_differ, served_names
+from pdcluster_router.core.engines.catalog import (
+    ModelGroup,
+    group_for,
+    is_adapter,
+    is_listed,
+    lists_that_differ,
+    served_names,
+)
 from pdcluster_router.engines.candidates import Candidates
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster, Terms
@@ -25,6 +32,8 @@ from pdcluster_router.engines.roster import Roster, Terms
 _MAX_KNOWN: Final = 1024
 """The most names kept. A client may write one name in many ways: when these are all taken, all are forgotten."""
 _MAX_NAME_BYTES: Final = 1024
+_MAX_LABEL: Final = 256
+"""The most characters of a name that has metrics of its own: vLLM's names are paths at most."""
 
 
 class ModelTerms:
@@ -68,6 +77,7 @@ class ModelTerms:
             self._terms.retries,
             has_prefill=group.has_prefill,
             engines_name=engines_name,
+            model=name if len(name) <= _MAX_LABEL and is_listed(name, group.engines) else "",
             adapter=_adapter_number(name, group),
         )
         self._keep(bytes(body.model_said), terms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -47,7 +47,7 @@ _MIN_TICK_S: Final = 0.01
 class Terms:
     """The engines that may serve a request, and how often it is tried. The same for all clients of one model."""
 
-    place_decode: Callable[[RequestFacts, Sequence[Engine]], Engine | None]
+    place_decode: Callable[[RequestFacts, Collection[Engine]], Engine | None]
     """The decode engine to ask next, of those that have not failed the request; None when no engine is left."""
     place_prefill: Callable[[RequestFacts, Sequence[Engine], str], Engine | None]
     """The prefill engine to ask next, likewise. The last argument is decode's revision, which prefill must have too."""
@@ -58,6 +58,8 @@ class Terms:
     """Whether a prefill engine serves the request's model; False: decode has to compute the prompt itself."""
     engines_name: bytes = b""
     """The model's name for engines, as JSON, if the client's name is an alias of it."""
+    model: str = ""
+    """The model's name as engines list it; empty: none does."""
     adapter: int | None = None
     """The number of the request's adapter, the same in every process; None: it asks for a base model."""
 
@@ -161,7 +163,7 @@ class Roster:
 
     # The engines that any request may get, as they are when it is placed.
 
-    def place_decode(self, request: RequestFacts, tried: Sequence[Engine]) -> Engine | None:
+    def place_decode(self, request: RequestFacts, tried: Collection[Engine]) -> Engine | None:
         return self.whole.place_decode(request, tried)
 
     def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:

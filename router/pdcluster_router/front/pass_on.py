@@ -1,8 +1,9 @@
 """Passes questions that need no KV on to a decode engine, and the engine's answer back unchanged.
 
 Such a question needs neither a pair nor a place in the queue: vLLM answers it without its engine's core (vLLM 0.32
-``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). If an engine does not answer, the router asks another one:
-questions change nothing.
+``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). If an engine hangs up, the router asks another one, since
+questions change nothing. But a question that takes too long, or whose answer is too large, is asked once: it occupies
+the one tokenizer that an engine has for all prompts, and would go on to the next engine's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Final
 
 from fastapi import Request
 
-from pdcluster_protocol.errors import Unavailable
 from pdcluster_router.core.apis.openai_errors import (
     NO_DECODE,
     RefusedRequest,
@@ -20,10 +20,11 @@ from pdcluster_router.core.apis.openai_errors import (
     draining,
     no_engine,
     no_room,
+    unanswered,
 )
 from pdcluster_router.core.apis.rewrite import BadBody, parse_body
 from pdcluster_router.core.clients.room import RoomLimit
-from pdcluster_router.engines.engine import Engine, Fetched
+from pdcluster_router.engines.engine import Engine, Fetched, NoAnswer
 from pdcluster_router.front.pages import page_of
 from pdcluster_router.front.router import Router
 
@@ -32,7 +33,7 @@ QUESTIONS: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 VERSION: Final = "/version"
 """A GET."""
 TIMEOUT_S: Final = 30.0
-"""The time for one engine. A text of 8 MiB takes a tokenizer some seconds."""
+"""The time for one question, with all engines that it is sent to. A text of 8 MiB takes a tokenizer some seconds."""
 
 
 async def pass_on(router: Router, request: Request) -> Fetched:
@@ -40,7 +41,7 @@ async def pass_on(router: Router, request: Request) -> Fetched:
 
     Raises:
         RefusedRequest: The router drains, the body is too large, there is no room for it, no engine serves its
-            model, or no decode engine answers.
+            model, no decode engine can be reached, or one gives no whole answer.
     """
     if router.is_draining:
         raise RefusedRequest(draining())
@@ -66,13 +67,18 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
     headers = router.access.line_for_engines(request.headers.raw)
     if body is not None:
         headers += b"content-type: %b\r\n" % request.headers.get("content-type", "application/json").encode("latin-1")
+    now, num_lost = router.services.now, 0
+    deadline = now() + TIMEOUT_S
     while (engine := other_decode(tried)) is not None:
         tried.append(engine)
         page.asks(engine)
         try:
-            answer = await engine.fetch(request.url.path, timeout_s=TIMEOUT_S, headers=headers, body=body)
-        except Unavailable as error:
+            answer = await engine.fetch(request.url.path, timeout_s=deadline - now(), headers=headers, body=body)
+        except NoAnswer as error:
             reason = str(error)
+            num_lost += not error.is_unsent
+            if error.is_final or num_lost >= router.settings.max_decode_attempts:
+                raise RefusedRequest(unanswered(reason)) from error
         else:
             page.is_engines_answer = True
             return answer

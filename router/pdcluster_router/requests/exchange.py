@@ -32,7 +32,8 @@ from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.http.connection import ResponseLost
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.blame import blame_for
-from pdcluster_router.requests.legs import DecodeLeg, PrefillAttempts
+from pdcluster_router.requests.decode_leg import DecodeLeg
+from pdcluster_router.requests.prefill_attempts import PrefillAttempts
 from pdcluster_router.requests.record import DOING, NOT_DECODES_FAULT, UNDECIDED, Record, Verdict, is_overloaded
 from pdcluster_router.requests.relay import DecodeRefusal, Relay
 from pdcluster_router.requests.request import LARGE_BODY_BYTES, BacklogShare, ClientRequest
@@ -87,8 +88,7 @@ class Exchange:
 
     @property
     def is_done(self) -> bool:
-        """Whether the client has decode's whole answer, and prefill is over."""
-        return self._pairing.phase is Phase.DONE
+        return self._pairing.phase is Phase.DONE  # The client has decode's whole answer, and prefill is over.
 
     # What the router and the metaserver say (Running).
 
@@ -152,6 +152,7 @@ class Exchange:
 
     def begins(self) -> None:
         self._decode.began()
+        self.record.began()
         if self._request.has_transfer and has_pushed_kv(self.calls, self._pairing.phase):
             self._attempts.succeeded()
         self._handle(_FIRST_BYTE)
@@ -194,10 +195,10 @@ class Exchange:
     # What prefill's answer says.
 
     def _prefill_ended(self, failure: str | None, blame: Blame) -> None:
-        self.record.prefill_replied(is_well=failure is None)
+        seconds = self.record.prefill_replied(is_well=failure is None)
         self._attempts.abort()
         if failure is None:
-            self._attempts.replied()
+            self._attempts.replied(seconds)
             self._handle(Event.PREFILL_DONE)
         else:
             self._attempt_failed(Event.PREFILL_FAILED, FailureKind.PREFILL_FAILED, failure, blame)
@@ -212,7 +213,7 @@ class Exchange:
             self._share.move(role)
         if phase is _DECODING:  # Decode answers and prefill is over: nothing is sent again.
             self._cycle.forget()
-            if self._cycle.num_body_bytes > LARGE_BODY_BYTES:
+            if self._cycle.num_body_bytes + len(self._request.headers) > LARGE_BODY_BYTES:
                 self._forget_body()
         elif phase in TERMINAL:
             self._close()
@@ -298,11 +299,11 @@ class Exchange:
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
         if self._request.trace is not None:
             line += self._request.trace.next_line()
-        params = self._decode_params() if self._request.has_transfer else None
+        params: DecodeParams | bytes | None = None
+        if self._request.has_transfer:
+            wants_receipt = self._request.terms.wants_receipt
+            params = self._services.decode_params(self._pairing, wants_receipt=wants_receipt)
         self._relay.begin(self._decode.send(params, line, self._relay))
-
-    def _decode_params(self) -> DecodeParams | bytes:
-        return self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
 
     def _renew_transfer(self) -> None:
         """Gives the request a new transfer id, so that late calls of the first try are not taken for the second's."""
@@ -340,6 +341,8 @@ class Exchange:
         attempt = self._pairing.attempt
         if self._attempts.start(reservation, attempt, self._pairing.transfer_deadline, self._decode.revision):
             self.record.prefill_sent(attempt, self._attempts.engine_name)
+        elif not self._request.terms.retries.recomputes and self._decode.leave_revision():
+            self._no_kv(Event.DECODE_FAILED)  # Another revision has a pair, while this one's prefill engines are gone.
         else:
             self._no_kv(Event.NO_PREFILL_LEFT)  # All may have failed while another decode engine had the request.
 

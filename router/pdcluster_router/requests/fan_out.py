@@ -40,7 +40,8 @@ _QUEUE_FULL: Final = FailureKind.QUEUE_FULL.value
 
 def fan_out(services: Services, places: PartPlaces, enter: Enter, cycle: HotCycle, request: ClientRequest) -> bool:
     """Serves the request in parts, if possible. Returns whether it does. ``enter``: the gate's, for each part."""
-    parts = taken_apart(request.body, is_chat=request.path == _CHAT)
+    is_chat, num_header_bytes = request.path == _CHAT, len(request.headers)
+    parts = taken_apart(request.body, is_chat=is_chat, num_header_bytes=num_header_bytes)
     if parts is None or not places.take(len(parts.bodies)):
         return False
     FanOut(services, places, enter, cycle, request, parts).start()

@@ -38,6 +38,7 @@ class PartsRecord:
         self._request_id = request.request_id
         self._received_at = request.received_at
         self._spans_of = request.trace
+        self._model = request.terms.model
         self._parts = parts
         self._num_choices = num_choices
         self._begun = facts_of(request)
@@ -53,7 +54,9 @@ class PartsRecord:
 
     def first_byte(self) -> None:
         """The first bytes of any part's answer have come."""
-        self._services.metrics.took(Span.FIRST_BYTE, self._services.now() - self._received_at)
+        seconds = self._services.now() - self._received_at
+        self._services.metrics.took(Span.FIRST_BYTE, seconds)
+        self._services.metrics.began(self._model, seconds)
 
     def answered(self, status: int) -> None:
         """The client has the whole answer."""

@@ -52,6 +52,7 @@ class Record:
         "_is_part",
         "_is_stream",
         "_line",
+        "_model",
         "_model_text",
         "_moments",
         "_num_decodes",
@@ -61,6 +62,7 @@ class Record:
         "_prefill",
         "_read_s",
         "_request_id",
+        "_sent_at",
         "_services",
         "_started_at",
         "_trace",
@@ -75,6 +77,7 @@ class Record:
         self._trace, self._trace_id = request.trace, request.trace_id
         self._client_address = request.client_address
         self._path = request.path
+        self._model = request.terms.model
         self._model_text = request.body.model_text
         self._is_stream = request.body.is_stream
         self._read_s, self._turn_s = request.read_s, request.turn_s
@@ -82,6 +85,7 @@ class Record:
         self._is_part = request.is_part
         self._started_at = started_at
         self._attempt = 0
+        self._sent_at = 0.0
         self._decode: Engine | None = None
         self._decode_name = ""
         self._prefill = ""
@@ -111,7 +115,8 @@ class Record:
         self._decode = engine
         self._decode_name = engine.name if engine is not None else ""
         self._num_decodes += 1
-        self._moments += (self._services.now() - self._line.received_at, _DECODE_SENT, self._decode_name, 0, "")
+        self._sent_at = now = self._services.now()
+        self._moments += (now - self._line.received_at, _DECODE_SENT, self._decode_name, 0, "")
 
     def reserved(self, reservation: Posted) -> None:
         self._line.reserved_at = now = self._services.now()
@@ -135,12 +140,14 @@ class Record:
         self._line.prefill_replied_at = None
         self._moments += (now - self._line.received_at, _PREFILL_SENT, engine, attempt, "")
 
-    def prefill_replied(self, *, is_well: bool) -> None:
-        """``is_well``: whether prefill has answered without an error."""
+    def prefill_replied(self, *, is_well: bool) -> float:
+        """``is_well``: whether prefill has answered without an error. Returns how long that took, in seconds."""
         self._line.prefill_replied_at = now = self._services.now()
-        self._services.metrics.took(_PREFILL_SPAN, now - (self._line.prefill_sent_at or now))
+        seconds = now - (self._line.prefill_sent_at or now)
+        self._services.metrics.took(_PREFILL_SPAN, seconds)
         if is_well:
             self._moments += (now - self._line.received_at, _PREFILL_REPLIED, self._prefill, self._attempt, "")
+        return seconds
 
     def first_byte(self) -> None:
         services, line = self._services, self._line
@@ -149,6 +156,14 @@ class Record:
         if not self._is_part:
             services.metrics.took(_FIRST_BYTE_SPAN, at_s)
         self._moments += (at_s, _FIRST_BYTE, self._decode_name, 0, "")
+
+    def began(self) -> None:
+        """The client gets decode's answer, which is no error. ``first_byte`` was called before."""
+        first_byte_at = self._line.first_byte_at
+        if first_byte_at is not None and self._decode is not None:
+            self._decode.answered.add(first_byte_at - self._sent_at)
+            if not self._is_part:
+                self._services.metrics.began(self._model, first_byte_at - self._line.received_at)
 
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
         """The client has its answer, or has left. ``status``: of the answer; None: the client got no whole answer."""

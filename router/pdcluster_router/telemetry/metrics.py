@@ -9,12 +9,10 @@ four spans to note.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections import Counter as Counted
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -31,12 +29,14 @@ from prometheus_client.registry import Collector
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.clients.key_limits import KeyUses
 from pdcluster_router.core.engines.placement import Home
+from pdcluster_router.core.telemetry.seconds import COARSE, Seconds, histogram_text
 from pdcluster_router.telemetry.failures import FailureKind
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _PREFIX = "pdcluster_router_"
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_MAX_MODELS = 100
+"""Models with seconds of their own, adapters among them. More than so many count together, without a name."""
 
 
 class Outcome(Enum):
@@ -85,6 +85,8 @@ class EngineSample:
     state: str
     is_up: bool | None
     is_ejected: bool
+    answered: Seconds
+    """From a call to its answer: prefill's whole one, or the first byte of decode's."""
 
 
 class Metrics:
@@ -100,8 +102,11 @@ class Metrics:
         self._ejected = dict.fromkeys(Role, 0)
         ejections = "Engines left alone for a while because they failed"
         self._registry.register(_LabelCounts("engine_ejections", ejections, "role", self._ejected))
-        self._seconds = {span: _Seconds() for span in Span}
+        self._seconds = {span: Seconds() for span in Span}
         self._registry.register(_SpanSeconds(self._seconds))
+        self._first_bytes: dict[str, Seconds] = {}
+        """By model."""
+        self._samples: Callable[[], Iterable[EngineSample]] = tuple
         self._waits: dict[str, _Wait] = {}
         """By the key's name."""
         self._in_flight = self._gauge("in_flight", "Requests that have not ended")
@@ -152,9 +157,16 @@ class Metrics:
         self._ejected[role] += 1
 
     def took(self, span: Span, seconds: float) -> None:
-        one = self._seconds[span]
-        one.counts[bisect_left(_SECONDS, seconds)] += 1
-        one.total += seconds
+        self._seconds[span].add(seconds)
+
+    def began(self, model: str, seconds: float) -> None:
+        """The first byte of an answer without an error came so long after the request. ``model``: a name that engines
+        list, or empty, so that no client can make series."""
+        one = self._first_bytes.get(model)
+        if one is None:
+            name = model if len(self._first_bytes) < _MAX_MODELS else ""
+            one = self._first_bytes.setdefault(name, Seconds(COARSE))
+        one.add(seconds)
 
     def waited(self, client: str, seconds: float) -> None:
         """A request was in the queue for so long. ``client``: the name of its key."""
@@ -181,6 +193,7 @@ class Metrics:
 
     def watch_engines(self, samples: Callable[[], Iterable[EngineSample]]) -> None:
         """As ``watch_in_flight``. Engines that are gone are gone from the metrics too."""
+        self._samples = samples
         self._registry.register(_Engines(samples))
 
     def watch_keep_alives(self, count: Callable[[], int]) -> None:
@@ -213,7 +226,25 @@ class Metrics:
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        engines = ((_labels_of(sample), sample.answered) for sample in self._samples())
+        models = (({"model": model}, seconds) for model, seconds in self._first_bytes.items())
+        own = histogram_text(_PREFIX + "engine_answer_seconds", _ENGINES, engines)
+        own += histogram_text(_PREFIX + "model_first_byte_seconds", _MODELS, models)
+        return generate_latest(self._registry) + own.encode()
+
+
+_ENGINES = (
+    "Seconds from a call to an engine to its answer without an error, by role and URL: prefill's whole answer, or the "
+    "first byte of decode's"
+)
+_MODELS = (
+    "Seconds from a request's arrival to the first body byte of an answer without an error, by the model as engines "
+    "list it; empty: a model that none of them lists, or none was named, and all beyond the hundredth"
+)
+
+
+def _labels_of(sample: EngineSample) -> dict[str, str]:
+    return {"role": sample.role, "engine": sample.url}
 
 
 class _LabelCounts(Collector):
@@ -312,20 +343,10 @@ class _Total(Collector):
         yield CounterMetricFamily(self._name, self._text, value=self._number(), created=self._created_at)
 
 
-class _Seconds:
-    """How long one span took: ``counts`` has one number for each bucket, and one for all longer times."""
-
-    __slots__ = ("counts", "total")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(_SECONDS) + 1)
-        self.total = 0.0
-
-
 class _SpanSeconds(Collector):
     """The seconds of all spans, as a histogram."""
 
-    def __init__(self, seconds: dict[Span, _Seconds]) -> None:
+    def __init__(self, seconds: dict[Span, Seconds]) -> None:
         self._seconds = seconds
 
     def collect(self) -> Iterator[Metric]:
@@ -334,10 +355,8 @@ class _SpanSeconds(Collector):
             "Seconds from a request's arrival to its reservation, first body byte and end, and of its prefill alone",
             labels=("phase",),
         )
-        bounds = [*map(str, _SECONDS), "+Inf"]
         for span, one in self._seconds.items():
-            buckets = list(zip(bounds, accumulate(one.counts), strict=True))
-            family.add_metric((span.value,), buckets, sum_value=one.total)
+            family.add_metric((span.value,), one.buckets(), sum_value=one.total_s)
         yield family
 
 

@@ -192,6 +192,11 @@ def no_engine(role: str, reason: str) -> ApiError:
     return ApiError(503, _SERVER, f"no_{role}_engine", message, _RETRY_AFTER_S)
 
 
+def unanswered(reason: str) -> ApiError:
+    message = f"a decode engine was asked and gave no whole answer: {reason}: ask for less at once"
+    return ApiError(502, _SERVER, "no_answer", message)
+
+
 def not_ready(problem: str) -> ApiError:
     """Only ``/health`` answers so."""
     return ApiError(503, _SERVER, "not_ready", problem)

@@ -28,9 +28,9 @@ from pdcluster_router.core.apis.rewrite import ABSENT, PREFILLED_APART, ClientBo
 MAX_PARTS: Final = 64
 """The most parts of a request. Each is a request to the engines, and takes a slot and KV blocks on decode: 64 are a
 quarter of the 256 sequences that vLLM runs at once where it is not told otherwise."""
-MAX_REPEATED_BYTES: Final = 64 << 10
-"""The most bytes of a body besides its prompts, which each part repeats: 4 MiB in all parts of a request. A chat with
-``n`` repeats nothing in the router: its parts share the client's bytes."""
+MAX_REPEATED_BYTES: Final = 1 << 20
+"""The most bytes that the parts of a request repeat in all: of its headers, and of a completion's body all but the
+prompts. They count in no client's room, so they must be few. The parts of a chat share the client's body."""
 
 _SAMPLING: Final = (
     "allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "length_penalty",
@@ -84,21 +84,24 @@ class Division:
     """Choices of each prompt."""
 
 
-def taken_apart(body: ClientBody, *, is_chat: bool) -> Division | None:
+def taken_apart(body: ClientBody, *, is_chat: bool, num_header_bytes: int) -> Division | None:
     """The parts of ``body``; None: decode has to serve it as a whole. Costs a second scan of the body, and a third scan
     of its prompts.
 
-    Call it only for a body that ``needs_local_prefill``.
+    Call it only for a body that ``needs_local_prefill``. ``num_header_bytes``: of the client's headers.
     """
     if body.wants_decode_alone:
         return None
     said = _said_by(body, _CHAT if is_chat else _COMPLETION)
     num_choices = _num_choices(said) if _is_known(said) else 0
     prompts = [] if is_chat else _prompts_in(said.get("prompt", ABSENT))
-    if prompts is None or not 1 < num_choices * max(1, len(prompts)) <= MAX_PARTS:
+    if prompts is None or not 1 < (num_parts := num_choices * max(1, len(prompts))) <= MAX_PARTS:
         return None
-    bodies = [one.for_model(body.engines_name) for one in _one_prompt_each(said, prompts)] if prompts else [body]
-    return Division(tuple(_choices(bodies, said, num_choices)), num_choices) if bodies else None
+    begin = _all_but_prompts(said) if prompts else b""
+    if num_parts * (num_header_bytes + len(begin)) > MAX_REPEATED_BYTES:
+        return None
+    bodies = [one.for_model(body.engines_name) for one in _one_prompt_each(begin, prompts)] if prompts else [body]
+    return Division(tuple(_choices(bodies, said, num_choices)), num_choices)
 
 
 def _said_by(body: ClientBody, keys: msgspec.json.Decoder[msgspec.Struct]) -> dict[str, msgspec.Raw]:
@@ -150,13 +153,14 @@ def _prompts_in(prompt: msgspec.Raw) -> list[msgspec.Raw] | None:
     return prompts if prompts and is_list else None
 
 
-def _one_prompt_each(said: dict[str, msgspec.Raw], prompts: list[msgspec.Raw]) -> list[ClientBody]:
-    """A body for each prompt, as a list of one: vLLM then reads the prompt as it reads the list of all. Empty: the
-    other keys have more than ``MAX_REPEATED_BYTES``."""
+def _all_but_prompts(said: dict[str, msgspec.Raw]) -> bytes:
+    """The begin of the body of each part, up to its prompt."""
     kept = [b'"%b":%b,' % (key.encode(), bytes(raw)) for key, raw in said.items() if key not in ("prompt", "n")]
-    begin = b"{%b" % b"".join(kept)
-    if len(begin) > MAX_REPEATED_BYTES:
-        return []
+    return b"{%b" % b"".join(kept)
+
+
+def _one_prompt_each(begin: bytes, prompts: list[msgspec.Raw]) -> list[ClientBody]:
+    """A body for each prompt, as a list of one: vLLM then reads the prompt as it reads the list of all."""
     return [parse_body(b'%b"prompt":[%b]}' % (begin, bytes(prompt))) for prompt in prompts]
 
 

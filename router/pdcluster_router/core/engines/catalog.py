@@ -108,6 +108,11 @@ def is_adapter(name: str, engines: Sequence[SaysModels]) -> bool:
     return any(listing.get(name) not in (None, BASE) for listing in _listings_of(engines))
 
 
+def is_listed(name: str, engines: Sequence[SaysModels]) -> bool:
+    """Whether one of these engines says that it serves ``name``. Engines that say nothing may serve any."""
+    return any(listing.get(name) is not None for listing in _listings_of(engines))
+
+
 def namesakes(aliases: Collection[str], engines: Sequence[E], *, of_bases: bool = False) -> dict[str, E]:
     """Each alias that an engine serves as a model of its own, and the first such engine. ``of_bases``: looks at names
     of base models only."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pdcluster_router.telemetry.metrics import Metrics, Span
 
 
@@ -18,3 +20,11 @@ def test_a_span_counts_in_its_bucket_and_in_all_longer_ones_and_in_the_sum() -> 
     assert buckets == {"0.005": "1.0", "0.1": "1.0", "0.25": "2.0", "600.0": "2.0", "+Inf": "3.0"}
     assert said[f'{name}_sum{{phase="total"}}'] == "1000.205"
     assert said[f'{name}_count{{phase="prefill"}}'] == "0.0"
+
+
+def test_of_many_models_only_a_hundred_have_seconds_of_their_own() -> None:
+    metrics = Metrics()
+    for number in (*range(300), *range(300)):
+        metrics.began(f"adapter-{number}", 1.0)
+    found = re.findall(r'model_first_byte_seconds_count{model="(.*)"} (\d+)', metrics.render().decode())
+    assert {name: int(count) for name, count in found} == {"": 400, **{f"adapter-{number}": 2 for number in range(100)}}

@@ -20,7 +20,7 @@ HELLO = [{"role": "user", "content": "hi"}]
 
 
 def apart(fields: dict[str, Any]) -> Division | None:
-    return taken_apart(parse_body(json.dumps(fields).encode()), is_chat="messages" in fields)
+    return taken_apart(parse_body(json.dumps(fields).encode()), is_chat="messages" in fields, num_header_bytes=0)
 
 
 def asked(fields: dict[str, Any]) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def test_prefill_gets_the_parts_prompt_and_makes_one_token() -> None:
 
 def test_texts_are_cut_out_byte_for_byte() -> None:
     raw = b'{"prompt": ["\\u00e9],\\"[", "\xc3\xa9" ], "stop": ["\\u00e9],\\"["], "seed":1 }'
-    parts = taken_apart(parse_body(raw), is_chat=False)
+    parts = taken_apart(parse_body(raw), is_chat=False, num_header_bytes=0)
     assert parts is not None
     first, second = (b"".join(body.for_decode(None)) for body in parts.bodies)
     assert b'"prompt":["\\u00e9],\\"["]' in first
@@ -92,6 +92,7 @@ def test_texts_are_cut_out_byte_for_byte() -> None:
         {"prompt": ["a", "b"], "a_key_of_tomorrow": 1}, {"messages": HELLO, "n": 2, "prompt": "a"},
         {"messages": HELLO, "n": MAX_PARTS + 1}, {"prompt": ["a"] * (MAX_PARTS + 1)},
         {"prompt": ["a"] * (MAX_PARTS // 2), "n": 3}, {"prompt": ["a", "b"], "user": "x" * MAX_REPEATED_BYTES},
+        {"prompt": ["a"] * MAX_PARTS, "user": "x" * (MAX_REPEATED_BYTES // MAX_PARTS)},
     ],
 )  # fmt: skip
 def test_what_may_mean_something_else_in_parts_is_served_as_a_whole(fields: dict[str, Any]) -> None:
@@ -109,6 +110,7 @@ def test_what_may_mean_something_else_in_parts_is_served_as_a_whole(fields: dict
         ({"messages": HELLO, "n": MAX_PARTS}, MAX_PARTS),
         ({"prompt": ["a"] * MAX_PARTS, "n": None}, MAX_PARTS),
         ({"messages": HELLO, "n": 2, "user": "x" * MAX_REPEATED_BYTES}, 2),
+        ({"prompt": ["a"] * MAX_PARTS, "user": "x" * (MAX_REPEATED_BYTES // MAX_PARTS - 100)}, MAX_PARTS),
     ],
 )
 def test_what_means_the_same_in_parts_is_taken_apart(fields: dict[str, Any], num_parts: int) -> None:
@@ -118,12 +120,21 @@ def test_what_means_the_same_in_parts_is_taken_apart(fields: dict[str, Any], num
     assert not any(body.needs_local_prefill for body in parts.bodies)
 
 
+@pytest.mark.parametrize("fields", [{"messages": HELLO, "n": MAX_PARTS}, {"prompt": ["a"] * MAX_PARTS}])
+def test_headers_that_many_parts_would_repeat_keep_the_whole_together(fields: dict[str, Any]) -> None:
+    body = parse_body(json.dumps(fields).encode())
+    most = MAX_REPEATED_BYTES // MAX_PARTS
+    is_chat = "messages" in fields
+    assert taken_apart(body, is_chat=is_chat, num_header_bytes=most - 100) is not None
+    assert taken_apart(body, is_chat=is_chat, num_header_bytes=most + 1) is None
+
+
 def test_parts_of_one_prompt_share_the_clients_bytes() -> None:
     raw = json.dumps({"messages": [{"role": "user", "content": "x" * (1 << 20)}], "n": MAX_PARTS}).encode()
     body = parse_body(raw)
     tracemalloc.start()
     try:
-        assert taken_apart(body, is_chat=True) is not None
+        assert taken_apart(body, is_chat=True, num_header_bytes=0) is not None
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -136,7 +147,7 @@ def test_a_body_of_many_small_values_costs_no_memory(bomb: str) -> None:
         body = parse_body(raw.encode())
         tracemalloc.start()
         try:
-            assert taken_apart(body, is_chat=False) is None
+            assert taken_apart(body, is_chat=False, num_header_bytes=0) is None
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

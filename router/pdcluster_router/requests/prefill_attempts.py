@@ -1,8 +1,6 @@
-"""Both legs of one request: to a decode engine, and to one prefill engine after the other.
+"""The prefill leg of a request: which engine gets it, whether it worked, and why not.
 
-    DecodeLeg        the call to one decode engine, then perhaps to another. Its answer goes to the ``Relay``, unread.
-    PrefillAttempts  one call to a prefill engine after the other: which engine gets it, whether it worked, and why
-                     not
+    PrefillAttempts  one call to a prefill engine after the other
     PrefillLeg       one of these calls
 
 ``core/requests/pairing.py`` decides how often something is tried.
@@ -15,21 +13,17 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from pdcluster_protocol.ids import Attempt
-from pdcluster_protocol.params import DecodeParams, refusal_in
+from pdcluster_protocol.params import refusal_in
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.apis.rewrite import Parts
 from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Timeouts
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost, ResponseSink
+from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.requests.blame import Suspects, blame_for
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
-
-_UNKNOWN: Final = frozenset((401, 403, 404))
-"""Statuses of an unknown key or model: all engines answer so, or only this one, started with other options."""
-
 
 PrefillEnd: TypeAlias = Callable[[str | None, Blame], None]
 """Called once, unless the leg is closed, with why prefill failed (None: it did not), and whose fault that is."""
@@ -37,147 +31,6 @@ _NOTHING: Final = (b"", b"")
 _MAX_REASON_BYTES: Final = 300
 _MAX_REPLY_BYTES: Final = 1 << 20
 """One token and what surrounds it. The rest of a longer reply is dropped."""
-
-
-class DecodeLeg:
-    """The decode leg of a request. Owned by its exchange. ``close`` gives back the call and the engine."""
-
-    __slots__ = (
-        "_call",
-        "_era",
-        "_fresh",
-        "_num_asked",
-        "_num_prompt_tokens",
-        "_num_tokens",
-        "_suspects",
-        "_tried",
-        "engine",
-        "request",
-    )
-
-    def __init__(self, request: ClientRequest, num_answer_tokens: int) -> None:
-        """``num_answer_tokens``: about how many tokens the answer will have."""
-        self.engine: Engine | None = None
-        self.request = request
-        self._num_prompt_tokens = request.body.estimated_prompt_tokens
-        self._num_tokens = self._num_prompt_tokens + num_answer_tokens
-        self._era = FIRST_ERA
-        self._num_asked = 0
-        self._suspects: Suspects | None = None
-        self._call: Call | None = None
-        self._tried: tuple[Engine, ...] = ()  # A tuple costs nothing: as a rule it stays empty.
-        self._fresh = False
-
-    @property
-    def name(self) -> str:
-        """The engine that has the request; empty when none does."""
-        return self.engine.name if self.engine is not None else ""
-
-    @property
-    def revision(self) -> str:
-        """The revision of the engine that has the request. Only while one does."""
-        assert self.engine is not None
-        return self.engine.revision
-
-    def place(self) -> bool:
-        """Places the request on an engine that was not tried, if it has none. Returns whether it has one now."""
-        if self.engine is None:
-            self.engine = self.request.terms.place_decode(self.request, self._tried)
-            if self.engine is not None:
-                self._era = self.engine.take(self._num_tokens)
-                self._num_asked += 1
-        return self.engine is not None
-
-    def send(self, params: DecodeParams | bytes | None, line: bytes, sink: ResponseSink) -> Call:
-        """Sends the request to the placed engine, with one more header line. ``params``: None for no transfer."""
-        assert self.engine is not None
-        body = self.request.body.for_decode(params)
-        self._call = self.engine.post(self.request.path, self.request.headers + line, body, sink, fresh=self._fresh)
-        return self._call
-
-    def recount(self, num_prompt_tokens: int) -> None:
-        """Decode has tokenized the prompt: it has exactly ``num_prompt_tokens``."""
-        num_more = num_prompt_tokens - self._num_prompt_tokens
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_tokens += num_more
-        if self.engine is not None:
-            self.engine.recount(num_more)
-
-    # What the answer says of the engine.
-
-    def began(self) -> None:
-        """The client gets the answer's first bytes."""
-        if self._suspects is not None:
-            self._suspects.accuse()
-        if self.engine is not None:
-            self.engine.began(self._era)
-
-    def responded(self) -> None:
-        """The engine has answered, if only with an error that is the client's fault."""
-        if self.engine is not None:
-            self.engine.began(self._era)
-
-    def refused(self, status: int) -> None:
-        """The engine answered an error that goes to the client."""
-        self.responded()
-        if self.engine is not None and status in _UNKNOWN:
-            self.engine.weigh_down(self._num_tokens)  # Else this idle engine would get most requests.
-
-    def succeeded(self) -> None:
-        """The answer is whole."""
-        if self.engine is not None:
-            self.engine.breaker.succeeded(self._era)
-
-    def failed(self, blame: Blame) -> None:
-        """There is no answer, or not all of it."""
-        if self.engine is not None:
-            self._suspects = self._suspects or Suspects()
-            self._suspects.failed(self.engine, self._era, self._num_tokens, blame)
-
-    def why_gone(self, quiet_since: float) -> str:
-        """Why no answer will come; empty: one may come. ``quiet_since``: when the last byte came, monotonic seconds."""
-        return _why_gone(self.engine, quiet_since, self.request.timeouts) if self.engine is not None else ""
-
-    def may_send_again(self, lost: ResponseLost) -> bool:
-        """Whether the request surely never reached an engine. If so, ``place`` may be called again."""
-        if lost.is_unsent or (lost.is_stale and not self._may_get_work()):
-            self.leave()
-            return True
-        is_first_time = not self._fresh
-        self._fresh = True
-        return lost.is_stale and is_first_time
-
-    def _may_get_work(self) -> bool:
-        """Whether the engine may still take new requests: it may have begun to terminate meanwhile."""
-        return self.engine is not None and self.engine.state.was_ready
-
-    def leave(self) -> None:
-        """This engine is not asked again for this request; another one may be."""
-        if self.engine is not None:
-            self._tried += (self.engine,)
-        self._fresh = False
-        self._give_back()
-
-    def spare(self) -> None:
-        """The engine aborts the request, which failed through no fault of the engine. The engine may be asked again."""
-        self._num_asked -= 1
-        self._give_back()
-
-    def close(self) -> None:
-        """The request is over: gives back the call and the engine."""
-        self._give_back()
-        if self._suspects is not None:
-            self._suspects.close(num_asked=self._num_asked)
-
-    def _give_back(self) -> None:
-        """Has the engine abort the request if it still runs, and takes the request off the engine's load."""
-        if self._call is not None:
-            if not self._call.is_closed:  # As a rule it has ended.
-                self._call.close()
-            self._call = None
-        if self.engine is not None:
-            self.engine.give_back(self._num_tokens)
-            self.engine = None
 
 
 class PrefillAttempts:
@@ -236,10 +89,11 @@ class PrefillAttempts:
         """Whether there is an engine for the next attempt."""
         return self.request.terms.place_prefill(self.request, self._failed, revision) is not None
 
-    def replied(self) -> None:
-        """The prefill engine has answered without an error."""
+    def replied(self, seconds: float) -> None:
+        """The prefill engine has answered without an error, so long after its call."""
         if self._engine is not None:
             self._engine.began(self._era)
+            self._engine.answered.add(seconds)
 
     def succeeded(self) -> None:
         """Decode answers with the KV of the newest attempt: only that proves that the attempt succeeded."""
@@ -319,7 +173,8 @@ class PrefillLeg:
 
     def look(self, timeouts: Timeouts) -> None:
         """Counts the call as lost if its engine is gone."""
-        if why := _why_gone(self._engine, self._began_at, timeouts):
+        outage = self._engine.outage
+        if why := outage.why_lost(self._began_at, gone_s=timeouts.gone_s, silent_s=timeouts.idle_s):
             self.on_lost(ResponseLost(why))
 
     def leave(self, services: Services) -> None:
@@ -388,10 +243,6 @@ class PrefillLeg:
         """Sends the call; the second time on a new connection."""
         self._reply = b""
         self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=self._is_resent)
-
-
-def _why_gone(engine: Engine, quiet_since: float, timeouts: Timeouts) -> str:
-    return engine.outage.why_lost(quiet_since, gone_s=timeouts.gone_s, silent_s=timeouts.idle_s)
 
 
 def _end_unheard(failure: str | None, blame: Blame) -> None:

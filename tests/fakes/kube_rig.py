@@ -9,7 +9,7 @@ from typing import Any
 
 from fakes.api_server import ApiServer
 from fakes.engine import FakeEngine, Wire
-from fakes.router import Rig, running_server, until
+from fakes.router import Rig, post, running_server, until
 from fakes.slices import endpoint, slice_of
 from pdcluster_router.engines.engine import Engine
 
@@ -102,3 +102,14 @@ async def running_kube_rig(*, pairs: int = 1, **settings: Any) -> AsyncIterator[
         for engine in (*rig.prefills, *rig.decodes) if rig is not None else ():
             await engine.stop()
         await api.stop()
+
+
+async def serve(rig: KubeRig, number: int) -> None:
+    """One request after the other, each of which is answered."""
+    for _ in range(number):
+        assert (await post(rig)).status == 200
+
+
+def num_seen(*engines: FakeEngine) -> list[int]:
+    """How many requests each of them got."""
+    return [len(engine.seen) for engine in engines]

@@ -6,7 +6,7 @@ timeouts of 0 s have passed as soon as the event loop turns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgspec
@@ -116,7 +116,7 @@ class World:
             received_at=self.services.now(),
         )
 
-    def _place(self, role: Role) -> Callable[[RequestFacts, Sequence[Engine]], Engine | None]:
+    def _place(self, role: Role) -> Callable[[RequestFacts, Collection[Engine]], Engine | None]:
         return lambda _, tried: next((one for one in self.engines[role] if one not in tried), None)
 
     @property

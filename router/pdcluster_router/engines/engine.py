@@ -38,7 +38,7 @@ class Fetched:
     body: bytes
 
 
-class NoAnswer(Unavailable):
+class NoWholeAnswer(Unavailable):
     """An engine gave no whole answer. ``is_unsent``: it never saw the question. ``is_final``: another engine would give
     none either, or would take as long."""
 
@@ -181,7 +181,7 @@ class Engine:
         """The whole answer to one GET, or one POST of ``body``. ``headers``: whole lines.
 
         Raises:
-            NoAnswer: No complete answer within ``timeout_s`` seconds, or more than ``MAX_FETCHED_BYTES`` of it.
+            NoWholeAnswer: No complete answer within ``timeout_s`` seconds, or more than ``MAX_FETCHED_BYTES`` of it.
         """
         request = self._get(path, headers)
         if body is not None:
@@ -190,10 +190,10 @@ class Engine:
             async with asyncio.timeout(timeout_s):
                 return await self._fetch_once(request)
         except TimeoutError as error:
-            raise NoAnswer(f"{self.name} sent no answer within {timeout_s:.3g} s", is_final=True) from error
+            raise NoWholeAnswer(f"{self.name} sent no answer within {timeout_s:.3g} s", is_final=True) from error
         except _LostError as error:
             is_unsent, is_final = error.lost.is_unsent, error.lost is _TOO_LARGE
-            raise NoAnswer(scrub(f"{self.name}: {error}"), is_unsent=is_unsent, is_final=is_final) from error
+            raise NoWholeAnswer(scrub(f"{self.name}: {error}"), is_unsent=is_unsent, is_final=is_final) from error
 
     async def _fetch_once(self, request: Request, *, is_probe: bool = False, fresh: bool = False) -> Fetched:
         """Sends the request. If an idle connection was found closed, sends it again on a new one."""

@@ -24,7 +24,7 @@ from pdcluster_router.core.apis.openai_errors import (
 )
 from pdcluster_router.core.apis.rewrite import BadBody, parse_body
 from pdcluster_router.core.clients.room import RoomLimit
-from pdcluster_router.engines.engine import Engine, Fetched, NoAnswer
+from pdcluster_router.engines.engine import Engine, Fetched, NoWholeAnswer
 from pdcluster_router.front.pages import page_of
 from pdcluster_router.front.router import Router
 
@@ -74,7 +74,7 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
         page.asks(engine)
         try:
             answer = await engine.fetch(request.url.path, timeout_s=deadline - now(), headers=headers, body=body)
-        except NoAnswer as error:
+        except NoWholeAnswer as error:
             reason = str(error)
             num_lost += not error.is_unsent
             if error.is_final or num_lost >= router.settings.max_decode_attempts:

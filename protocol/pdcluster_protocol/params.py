@@ -11,10 +11,7 @@ engines.
 from __future__ import annotations
 
 import hmac
-from array import array
-from collections.abc import Sequence
 from enum import Enum
-from hashlib import blake2b
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -116,7 +113,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One address per decode rank: the TP ranks of each pipeline stage, stage by stage."""
     num_prompt_tokens: Count
     prompt_digest: str
-    """``digest_tokens`` of the prompt as decode tokenized it. Prefill refuses to push another prompt's KV."""
+    """``digest_prompt`` of the prompt as decode tokenized it. Prefill refuses to push another prompt's KV."""
     lost_attempt: Annotated[Attempt, Meta(ge=0, le=MAX_COUNT)] = NO_ATTEMPT
     """Decode to metaserver: the newest attempt that decode has given up, to ask for the next one; 0: none."""
     lost_reason: str = ""
@@ -316,11 +313,6 @@ def reservation_in(call: bytes | bytearray) -> Reservation | None:
     except NO_JSON:
         return None
     return _checked(reservation) if reservation.version == PARAMS_VERSION else None
-
-
-def digest_tokens(token_ids: Sequence[int]) -> str:
-    """A short digest of a prompt; equal only for equal token ids. Costs about 30 us per 1,000 tokens."""
-    return blake2b(array("q", token_ids).tobytes(), digest_size=12).hexdigest()
 
 
 def refusal_in(reply: bytes) -> str:

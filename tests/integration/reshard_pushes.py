@@ -42,7 +42,8 @@ from pdcluster_connector.settings import PushTiming, Settings, parse_settings
 from pdcluster_connector.steps import Cancel, ContentOrder, DecodeStep, Expect, PrefillStep
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.labels import Role
-from pdcluster_protocol.params import ContentCheck, Reservation, digest_tokens, sealed, to_wire
+from pdcluster_protocol.params import ContentCheck, Reservation, sealed, to_wire
+from pdcluster_protocol.prompt_digest import digest_prompt
 
 if TYPE_CHECKING:
     from pdcluster_connector.assembly import DecodeRank, PrefillRank
@@ -157,7 +158,7 @@ class Job:
             transfer_id=transfer, attempt=Attempt(1), deadline_ms=self.deadline_ms,
             token=SECRET.mint(transfer, Attempt(1), self.deadline_ms), remote_boot_id=first.boot_id,
             remote_side_channels=tuple(rank.address for rank in decode.ranks), num_prompt_tokens=self.num_tokens,
-            prompt_digest=digest_tokens(self.token_ids), content_check=self.check,
+            prompt_digest=digest_prompt(self.token_ids), content_check=self.check,
         )  # fmt: skip
 
     def require_exact(self) -> None:

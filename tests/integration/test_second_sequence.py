@@ -9,7 +9,8 @@ from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
-from pdcluster_protocol.params import Reservation, digest_tokens, sealed, to_wire
+from pdcluster_protocol.params import Reservation, sealed, to_wire
+from pdcluster_protocol.prompt_digest import digest_prompt
 
 PATIENT = Settings(quarantine_s=30, hold_s=30, lease_s=60, handshake_timeout_s=60)
 TOKENS = list(range(2 * BLOCK_SIZE))
@@ -24,7 +25,7 @@ def reservation(pair: Pair) -> Reservation:
         remote_host=address.host, remote_port=address.port, remote_tp_size=1, remote_cached_tokens=0,
         transfer_id=TransferId("a"), attempt=Attempt(1), deadline_ms=60_000,
         token=SECRET.mint(TransferId("a"), Attempt(1), 60_000), remote_boot_id=address.boot_id,
-        remote_side_channels=(address,), num_prompt_tokens=len(TOKENS), prompt_digest=digest_tokens(TOKENS),
+        remote_side_channels=(address,), num_prompt_tokens=len(TOKENS), prompt_digest=digest_prompt(TOKENS),
     )  # fmt: skip
 
 

@@ -44,10 +44,10 @@ from pdcluster_protocol.params import (
     LocalPrefill,
     Reservation,
     SideChannelAddress,
-    digest_tokens,
     parse_decode_params,
     sealed,
 )
+from pdcluster_protocol.prompt_digest import digest_prompt
 from pdcluster_protocol.side_channel import (
     Grant,
     Hello,
@@ -92,7 +92,7 @@ RESERVATION: Final = Reservation(
     remote_boot_id=BOOT,
     remote_side_channels=(SideChannelAddress("h", 1, BOOT),),
     num_prompt_tokens=len(TOKENS),
-    prompt_digest=digest_tokens(TOKENS),
+    prompt_digest=digest_prompt(TOKENS),
 )
 
 

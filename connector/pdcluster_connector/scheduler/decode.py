@@ -30,10 +30,10 @@ from pdcluster_protocol.params import (
     Receipt,
     Reservation,
     SideChannelAddress,
-    digest_tokens,
     parse_decode_params,
     to_wire,
 )
+from pdcluster_protocol.prompt_digest import digest_prompt
 from pdcluster_protocol.secret import Secret
 
 _REFUSED: Final = "refused"
@@ -102,6 +102,7 @@ class _AwaitedRequest:
     num_missing: int = 0
     """Prompt tokens that decode lacked when vLLM asked last."""
     adapter: AdapterRequest | None = None
+    media: Sequence[str] = ()
 
     @property
     def must_be_pushed(self) -> bool:
@@ -138,12 +139,13 @@ class DecodeScheduler:
         params: object,
         token_ids: Sequence[int],
         adapter: AdapterRequest | None = None,
+        media: Sequence[str] = (),
         *,
         now: float,
     ) -> None:
         """Takes a request in. A request with bad parameters fails later, with the reason that is kept here.
 
-        ``adapter``: the LoRA adapter with which it decodes.
+        ``adapter``: the LoRA adapter with which it decodes. ``media``: as in ``digest_prompt``.
         """
         try:
             parsed = parse_decode_params(params)
@@ -159,7 +161,7 @@ class DecodeScheduler:
             return
         self._transfers[parsed.transfer_id] = request_id
         deadline = deadline_after(parsed.deadline_ms, now=now)
-        self._requests[request_id] = _AwaitedRequest(token_ids, deadline, parsed, adapter=adapter)
+        self._requests[request_id] = _AwaitedRequest(token_ids, deadline, parsed, adapter=adapter, media=media)
 
     def external_tokens(self, request_id: RequestId, computed_tokens: int) -> int:
         """How many prompt tokens after ``computed_tokens`` a push shall bring; 0: no push is wanted."""
@@ -338,7 +340,7 @@ class DecodeScheduler:
             remote_boot_id=first.boot_id,
             remote_side_channels=self._engine.side_channels,
             num_prompt_tokens=len(tokens),
-            prompt_digest=digest_tokens(tokens),
+            prompt_digest=digest_prompt(tokens, request.media),
             content_check=ContentCheck.FULL if params.wants_receipt else self._engine.content_check,
         )
 

@@ -35,10 +35,10 @@ from pdcluster_protocol.params import (
     PushRefusal,
     Reservation,
     check_seal,
-    digest_tokens,
     parse_reservation,
     to_wire,
 )
+from pdcluster_protocol.prompt_digest import digest_prompt
 from pdcluster_protocol.secret import Secret
 
 BlockTable: TypeAlias = tuple[Sequence[int], ...]
@@ -139,15 +139,17 @@ class PrefillScheduler:
         params: object,
         token_ids: Sequence[int],
         adapter: AdapterRequest | None = None,
+        media: Sequence[str] = (),
         *,
         now: float,
     ) -> None:
         """Takes a request in. A request that cannot be pushed is still computed, and its answer says why not.
 
-        ``adapter``: the LoRA adapter with which it is computed.
+        ``adapter``: the LoRA adapter with which it is computed. ``media``: as in ``digest_prompt``.
         """
         try:
-            self._transfers[request_id] = self._accept(params, token_ids, adapter, now)
+            digest = digest_prompt(token_ids, media)
+            self._transfers[request_id] = self._accept(params, len(token_ids), digest, adapter, now)
         except ProtocolError as error:
             log_failure(TransferFailure.RESERVATION_REFUSED, request_id, reason=str(error))
             self._refusals[request_id] = str(error)
@@ -189,13 +191,13 @@ class PrefillScheduler:
                 self._keys.freed(transfer.key, deadline=transfer.deadline)
 
     def _accept(
-        self, params: object, token_ids: Sequence[int], adapter: AdapterRequest | None, now: float
+        self, params: object, num_tokens: int, digest: str, adapter: AdapterRequest | None, now: float
     ) -> _OutgoingTransfer:
         reservation = parse_reservation(params)
         self._secret.check(reservation.token, reservation.transfer_id, reservation.attempt, reservation.deadline_ms)
         check_seal(reservation, self._secret)
         self._require_pushable(reservation, now)
-        self._require_same_prompt(reservation, token_ids)
+        _require_same_prompt(reservation, num_tokens, digest)
         prompt = self._prompt(reservation)
         for pair, blocks in zip(prompt.groups, reservation.remote_block_ids, strict=True):
             if len(blocks) < (needed := num_blocks(pair.decode, prompt.num_tokens)):
@@ -239,13 +241,6 @@ class PrefillScheduler:
                 f"decode engine {reservation.remote_engine_id} has TP {reservation.remote_tp_size}, prefill has TP "
                 f"{self._engine.tp_size}: {error}"
             ) from error
-
-    def _require_same_prompt(self, reservation: Reservation, token_ids: Sequence[int]) -> None:
-        if (len(token_ids), digest_tokens(token_ids)) != (reservation.num_prompt_tokens, reservation.prompt_digest):
-            raise ProtocolError(
-                f"decode engine {reservation.remote_engine_id} reserved for {reservation.num_prompt_tokens} prompt "
-                f"tokens, this one has {len(token_ids)} or other tokens: serve the same tokenizer and chat template"
-            )
 
     def _next_slice(
         self,
@@ -317,3 +312,12 @@ def _target(reservation: Reservation, deadline: float, now: float) -> PushTarget
         reservation.block_sizes,
         reservation.page_sizes,
     )
+
+
+def _require_same_prompt(reservation: Reservation, num_tokens: int, digest: str) -> None:
+    if (num_tokens, digest) != (reservation.num_prompt_tokens, reservation.prompt_digest):
+        raise ProtocolError(
+            f"decode engine {reservation.remote_engine_id} reserved for {reservation.num_prompt_tokens} prompt tokens, "
+            f"this one has {num_tokens} or other tokens or images: serve the same tokenizer, chat template and --model "
+            "name, and images whose URLs bring both engines the same bytes"
+        )

@@ -54,7 +54,9 @@ from pdcluster_connector.vllm.facts import (
 )
 from pdcluster_connector.vllm.fingerprint import head_major
 from pdcluster_connector.vllm.load_errors import Blocks, FailedBlocks, PushedBlocks
+from pdcluster_connector.vllm.media import media_of
 from pdcluster_connector.vllm.metrics import CountMetrics, StepCounts
+from pdcluster_connector.vllm.v2_runner import ask_before_writes, ask_no_more
 from pdcluster_connector.worker.receiver import Receipts
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.labels import Role
@@ -106,6 +108,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._listening: Listening | None = None
         self._block_tables = resolved if RELEASE.resolves_block_ids else BlockTables().follow
         self._preemptions = Preemptions()
+        self._protected: PrefillStep | None = None
         self._pushed_blocks = None if RELEASE.fails_by_request else PushedBlocks(self._facts.groups[0].block_tokens)
         self._failed_blocks = FailedBlocks()
         self._adapters = None if role is KVConnectorRole.SCHEDULER else watch_loads(vllm_config.lora_config)
@@ -157,12 +160,13 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         if self._prefill_scheduler and params.get("do_remote_decode") and self._facts.keeps_last_token:
             leave_out_last_token(request)
-        tokens = request.prompt_token_ids or ()
+        tokens, media = request.prompt_token_ids or (), media_of(request)
+        adapter = self._adapter_of(request)
         if self._prefill_scheduler and params.get("do_remote_decode"):
-            self._prefill_scheduler.add(request_id, params, tokens, self._adapter_of(request), now=now)
+            self._prefill_scheduler.add(request_id, params, tokens, adapter, media, now=now)
             self._preemptions.add(request)
         if self._decode_half and params.get("do_remote_prefill"):
-            self._decode_half.requests.add(request_id, params, tokens, self._adapter_of(request), now=now)
+            self._decode_half.requests.add(request_id, params, tokens, adapter, media, now=now)
 
     def _adapter_of(self, request: Request) -> AdapterRequest | None:
         if (wanted := request.lora_request) is None:
@@ -256,6 +260,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._facts.role is Role.PREFILL:
             tokens = read_token_memory(self._facts, memory, self._kv_cache_config, layers)
             self._prefill_rank = make_prefill_rank(self._facts, memory, tokens, adapters=self._adapters)
+            ask_before_writes(self._before_writes)
         else:
             self._decode_rank = make_decode_rank(self._facts, memory, adapters=self._adapters)
             self._listening = Listening(self._decode_rank.address, page_tokens_of(memory.layout, self._facts.groups))
@@ -269,9 +274,15 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self._listening
 
     def handle_preemptions(self, kv_connector_metadata: StepMetadata) -> None:
+        """The V2 runner calls it twice with the same step: ``v2_runner.py`` says why."""
         step = kv_connector_metadata.step
-        if self._prefill_rank and isinstance(step, PrefillStep) and step.preempted:
+        if self._prefill_rank and isinstance(step, PrefillStep) and step.preempted and step is not self._protected:
+            self._protected = step
             self._prefill_rank.worker.protect_preempted(step.preempted)
+
+    def _before_writes(self, metadata: KVConnectorMetadata) -> None:
+        if isinstance(metadata, StepMetadata):
+            self.handle_preemptions(metadata)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -351,6 +362,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return CountMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
+        ask_no_more(self._before_writes)
         if self._adapters is not None:
             unwatch(self._adapters)
         parts = (self._decode_half, self._prefill_rank, self._decode_rank, self._adapters)

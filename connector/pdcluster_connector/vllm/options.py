@@ -9,6 +9,7 @@ from vllm.config import CUDAGraphMode, ModelConfig, ParallelConfig, SpeculativeC
 
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.vllm.ascend import require_plain_kv
+from pdcluster_connector.vllm.media import require_named_media
 from pdcluster_connector.vllm.versions import VllmRelease
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
@@ -25,6 +26,7 @@ def require_startable(config: VllmConfig, role: Role, settings: Settings, releas
     _require_own_processes(parallel)
     _require_awake(config.model_config)
     require_plain_kv(config.additional_config)
+    require_named_media(config)
     if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
         _require_hooks(config.compilation_config.cudagraph_mode)
     if role is Role.DECODE and not release.defers_frees:

@@ -21,7 +21,6 @@ from pdcluster_protocol.params import (
     Reservation,
     SideChannelAddress,
     check_seal,
-    digest_tokens,
     parse_call,
     parse_decode_params,
     parse_reservation,
@@ -31,6 +30,7 @@ from pdcluster_protocol.params import (
     sealed,
     to_wire,
 )
+from pdcluster_protocol.prompt_digest import digest_prompt
 from pdcluster_protocol.secret import make_secret
 from unit.protocol.messages import any_message
 
@@ -66,7 +66,7 @@ RESERVATION: Final = Reservation(
         SideChannelAddress("10.0.0.2", 5601, BootId("b-1")),
     ),
     num_prompt_tokens=40,
-    prompt_digest=digest_tokens([1, 2, 3]),
+    prompt_digest=digest_prompt([1, 2, 3]),
 )
 
 
@@ -317,12 +317,12 @@ def test_one_side_channel_for_several_ranks_is_refused() -> None:
 
 @given(st.lists(TOKEN_ID, max_size=50), st.lists(TOKEN_ID, max_size=50))
 def test_digests_are_equal_only_for_equal_prompts(first: list[int], second: list[int]) -> None:
-    assert (digest_tokens(first) == digest_tokens(second)) == (first == second)
+    assert (digest_prompt(first) == digest_prompt(second)) == (first == second)
 
 
 def test_a_digest_is_short_and_the_same_on_every_machine() -> None:
-    assert digest_tokens([1, 2, 3]) == digest_tokens((1, 2, 3)) == "ab44942e43d9d2af667cb73e"
-    assert digest_tokens([]) != digest_tokens([0]) != digest_tokens([0, 0])
+    assert digest_prompt([1, 2, 3]) == digest_prompt((1, 2, 3)) == "ab44942e43d9d2af667cb73e"
+    assert digest_prompt([]) != digest_prompt([0]) != digest_prompt([0, 0])
 
 
 @given(st.text(max_size=50))

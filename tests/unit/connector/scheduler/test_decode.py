@@ -19,9 +19,9 @@ from pdcluster_protocol.params import (
     DecodeParams,
     Reservation,
     SideChannelAddress,
-    digest_tokens,
     to_wire,
 )
+from pdcluster_protocol.prompt_digest import digest_prompt
 from pdcluster_protocol.secret import make_secret
 
 SECRET = make_secret("of this cluster!")
@@ -129,8 +129,17 @@ def test_decode_keeps_the_last_token_of_a_prompt_with_state_for_itself() -> None
     assert expect.spans == (((16, 39),), ((0, 1),))
     ((_, _, reservation, _),) = bench.metaserver.posts
     assert (reservation.num_prompt_tokens, reservation.remote_cached_tokens) == (39, 16)
-    assert reservation.prompt_digest == digest_tokens(TOKENS[:39])
+    assert reservation.prompt_digest == digest_prompt(TOKENS[:39])
     assert reservation.remote_block_ids == ((5, 6, 7), (9,))
+
+
+def test_the_reservation_tells_prefill_which_images_decode_has() -> None:
+    bench = Bench()
+    bench.scheduler.add(R, to_wire(decode_params()), TOKENS, None, ["1 3 cat"], now=0.0)
+    bench.reserve()
+    bench.scheduler.step()
+    ((_, _, reservation, _),) = bench.metaserver.posts
+    assert reservation.prompt_digest == digest_prompt(TOKENS, ["1 3 cat"])
 
 
 @pytest.mark.parametrize(

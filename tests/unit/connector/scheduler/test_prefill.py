@@ -17,11 +17,11 @@ from pdcluster_protocol.params import (
     ContentCheck,
     Reservation,
     SideChannelAddress,
-    digest_tokens,
     for_attempt,
     sealed,
     to_wire,
 )
+from pdcluster_protocol.prompt_digest import digest_prompt
 from pdcluster_protocol.secret import make_secret
 
 LIFE = BootId("life")
@@ -48,7 +48,7 @@ def reservation(cached: int = 0) -> Reservation:
         remote_boot_id=BootId("b"),
         remote_side_channels=(SideChannelAddress("h", 1, BootId("b")),),
         num_prompt_tokens=len(TOKENS),
-        prompt_digest=digest_tokens(TOKENS),
+        prompt_digest=digest_prompt(TOKENS),
     )
 
 
@@ -125,7 +125,8 @@ def test_only_preempted_requests_with_a_transfer_are_protected() -> None:
     ("changed", "words"),
     [
         ({"remote_block_size": 24}, ["block sizes 16 and 24 do not divide", "--block-size"]),
-        ({"prompt_digest": "other"}, ["other tokens", "tokenizer"]),
+        ({"prompt_digest": "other"}, ["other tokens or images", "tokenizer"]),
+        ({"prompt_digest": digest_prompt(TOKENS, ["1 3 cat"])}, ["other tokens or images", "the same bytes"]),
         ({"num_prompt_tokens": 39}, ["39 prompt tokens, this one has 40"]),
         ({"remote_block_ids": ((21, 22),)}, ["reserved 2 blocks, and this prompt needs 3"]),
         ({"remote_block_ids": ()}, ["0 KV groups, ours is 1", "--disable-hybrid-kv-cache-manager"]),

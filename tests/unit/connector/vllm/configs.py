@@ -30,7 +30,7 @@ def a_config(kv_role: str, settings: dict[str, object]) -> Any:
         ),
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
         device_config=SimpleNamespace(device_type="cpu"),
-        model_config=SimpleNamespace(is_attention_free=True, enable_sleep_mode=False),
+        model_config=SimpleNamespace(is_attention_free=True, enable_sleep_mode=False, multimodal_config=None),
         speculative_config=None,
         additional_config={},
     )

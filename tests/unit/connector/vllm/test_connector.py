@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import pytest
 import torch
+from msgspec.structs import replace
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
@@ -24,6 +26,7 @@ from pdcluster_connector.worker.receiver import Receipts
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
 from pdcluster_protocol.params import sealed, to_wire
+from pdcluster_protocol.prompt_digest import digest_prompt
 from unit.connector.scheduler.test_decode import waiting_bench
 from unit.connector.scheduler.test_first_steps import bench_with as first_steps_bench
 from unit.connector.scheduler.test_prefill import SECRET, TOKENS, reservation
@@ -65,6 +68,19 @@ def test_a_prompt_of_embeddings_stays_as_it_is() -> None:
     leave_out_last_token(request)
     assert request.prompt_token_ids is None
     assert request.num_prompt_tokens == request.num_tokens == 3
+
+
+@pytest.mark.parametrize("theirs", ["cat", "dog"])
+def test_prefill_pushes_for_the_very_images_that_decode_has(theirs: str) -> None:
+    connector = prefill_connector()
+    ours = MultiModalFeatureSpec(None, "image", "cat", PlaceholderRange(1, 3))
+    request = Request("r", TOKENS, SamplingParams(max_tokens=1), None, mm_features=[ours])
+    wanted = replace(reservation(), prompt_digest=digest_prompt(TOKENS, [f"1 3 {theirs}"]))
+    request.kv_transfer_params = to_wire(sealed(wanted, SECRET))
+    connector.on_new_request(request)
+    _, answer = connector.request_finished(request, [])
+    assert ("other tokens or images" in str(answer)) == (theirs == "dog")
+    assert (answer is None) == (theirs == "cat")
 
 
 def test_transfer_parameters_that_are_no_object_end_their_request_and_not_the_engine() -> None:

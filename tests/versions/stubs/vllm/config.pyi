@@ -26,12 +26,16 @@ class ParallelConfig:
     @property
     def use_ubatching(self) -> bool: ...
 
+class MultiModalConfig:
+    mm_processor_cache_gb: float
+
 class ModelConfig:
     dtype: torch.dtype
     enable_sleep_mode: bool
     hf_text_config: PretrainedConfig
     max_model_len: int
     model: str
+    multimodal_config: MultiModalConfig | None
     original_max_model_len: int
     override_generation_config: dict[str, object]
     quantization: str | None
@@ -47,6 +51,7 @@ class ModelConfig:
 
 class CacheConfig:
     cache_dtype: str
+    enable_prefix_caching: bool
 
 class CompilationConfig:
     cudagraph_mode: CUDAGraphMode

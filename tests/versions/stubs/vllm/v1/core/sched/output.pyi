@@ -1,5 +1,7 @@
 from collections.abc import Callable
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
 from pdcluster_protocol.ids import RequestId
 
 class NewRequestData:
@@ -20,6 +22,7 @@ class SchedulerOutput:
     finished_req_ids: set[RequestId]
     # None on its way to a worker; the connector's scheduler half reads it before.
     kv_connector_block_state: KVConnectorBlockState
+    kv_connector_metadata: KVConnectorMetadata | None
     num_scheduled_tokens: dict[str, int]
     preempted_req_ids: set[RequestId] | None
     scheduled_cached_reqs: CachedRequestData

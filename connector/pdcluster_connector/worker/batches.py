@@ -105,12 +105,16 @@ class Cursor:
         self.part = replace(self.part, ranges=self.gather.strips)
         self.rows, self.gather = _absolute_rows(self.part), None
 
-    def take(self, count: int) -> list[WriteRange]:
-        """The next ranges, ``count`` at most. One more submit may read the part from now on."""
-        taken = self.rows[self.next_row : self.next_row + count]
-        self.next_row += len(taken)
+    def take(self, count: int, num_bytes: int) -> tuple[list[WriteRange], int]:
+        """The next ranges, ``count`` at most, and their bytes: no range follows once they are ``num_bytes`` (at least
+        1). One more submit may read the part from now on."""
+        first, total = self.next_row, 0
+        last = min(first + count, len(self.rows))
+        while self.next_row < last and total < num_bytes:
+            total += self.rows[self.next_row][2]
+            self.next_row += 1
         self.unended += 1
-        return taken
+        return self.rows[first : self.next_row], total
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 All requests of a step that go to the same decode rank form one *batch* per region. A batch leaves when
 its layer's device event is complete, in *submits*: each has up to as many writes as the transport takes in
-one call, of one request or of several. The number of writes in flight is bounded: Mooncake refuses more than
+one call, of one request or of several. Writes in flight are bounded in number and in bytes: Mooncake refuses more than
 its own queue holds, and a write that is not submitted can still be stopped.
 """
 
@@ -18,7 +18,7 @@ from pdcluster_connector.core.pace import LONGEST_LOOK_S, SHORTEST_LOOK_S, Write
 from pdcluster_connector.core.sending import Push, PushKey, SendingCommands
 from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import StripGatherer
-from pdcluster_connector.settings import MAX_WRITES_IN_FLIGHT
+from pdcluster_connector.settings import MAX_BYTES_IN_FLIGHT, MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.worker.batches import Batch, Cursor, HeldBuffers, cursors_of
 from pdcluster_connector.worker.lane_strips import LaneStrips
@@ -67,6 +67,7 @@ class WriteQueue:
     _held: dict[Push, list[Cursor]] = field(default_factory=dict)
     _in_flight: deque[_InFlight] = field(default_factory=deque)
     _num_writes_in_flight: int = 0
+    _num_bytes_in_flight: int = 0
     _buffers: HeldBuffers = field(default_factory=HeldBuffers)
     _pace: WritePace = field(default_factory=WritePace)
     _layer_pace: WritePace = field(default_factory=WritePace)
@@ -157,17 +158,17 @@ class WriteQueue:
     def _submit(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         most = self.transport.writes_per_submit
         while self._num_writes_in_flight + most <= MAX_WRITES_IN_FLIGHT:
-            portions, ranges = self._take(most)
+            portions, ranges = self._take(most, MAX_BYTES_IN_FLIGHT - self._num_bytes_in_flight)
             if not ranges:
                 return
             if reason := self._hand_over(portions, ranges, now):
                 yield from self._refused(portions, reason, now)
 
-    def _take(self, most: int) -> tuple[list[_Portion], list[WriteRange]]:
-        """The next ranges that may leave, ``most`` at most."""
+    def _take(self, most: int, num_bytes: int) -> tuple[list[_Portion], list[WriteRange]]:
+        """The next ranges that may leave, ``most`` at most, and none once they are ``num_bytes``."""
         portions: list[_Portion] = []
         ranges: list[WriteRange] = []
-        while self._cursors and len(ranges) < most:
+        while self._cursors and len(ranges) < most and num_bytes > 0:
             cursor = self._cursors[0]
             if not cursor.may_leave:
                 self._drop(self._cursors.popleft())
@@ -175,9 +176,10 @@ class WriteQueue:
             if not self._is_ready(cursor, portions):
                 self._strips.look_ahead(self._cursors)
                 break
-            taken = cursor.take(most - len(ranges))
-            portions.append(_Portion(cursor, sum(num_bytes for _, _, num_bytes in taken)))
+            taken, num_taken = cursor.take(most - len(ranges), num_bytes)
+            portions.append(_Portion(cursor, num_taken))
             ranges += taken
+            num_bytes -= num_taken
         return portions, ranges
 
     def _is_ready(self, cursor: Cursor, taken: list[_Portion]) -> bool:
@@ -212,6 +214,7 @@ class WriteQueue:
             self._pace.began(now=now)
         self._in_flight.append(_InFlight(write, portions, len(ranges)))
         self._num_writes_in_flight += len(ranges)
+        self._num_bytes_in_flight += sum(portion.num_bytes for portion in portions)
         return ""
 
     def _refused(self, portions: list[_Portion], reason: str, now: float) -> Iterator[tuple[Push, SendingCommands]]:
@@ -245,6 +248,7 @@ class WriteQueue:
 
     def _ended(self, flight: _InFlight, status: WriteStatus, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         self._num_writes_in_flight -= flight.num_writes
+        self._num_bytes_in_flight -= sum(portion.num_bytes for portion in flight.portions)
         for portion in flight.portions:
             if status is WriteStatus.DONE:
                 yield portion.push, self._written(portion, now)

@@ -140,18 +140,6 @@ def test_a_push_whose_source_was_overwritten_says_failed_even_if_every_write_is_
     assert not any(isinstance(message, Done) for message in bench.said)
 
 
-def test_writes_in_flight_are_bounded_and_all_arrive() -> None:
-    bench = Bench(num_blocks=MAX_WRITES_IN_FLIGHT + 100)
-    bench.grant()
-    bench.network.hold()
-    bench.advance()
-    assert len(bench.queue._in_flight) == MAX_WRITES_IN_FLIGHT
-    bench.network.release()
-    for _ in range(3):
-        bench.advance()
-    assert bench.has_landed()
-
-
 def test_a_write_that_never_ends_does_not_hide_those_behind_it_once_its_push_has_stopped() -> None:
     bench = Bench(num_blocks=1)
     bench.queue.transport = FirstNeverEnds(bench.sender)
@@ -223,18 +211,6 @@ def test_requests_of_a_refused_submit_give_up_with_nothing_in_flight() -> None:
     assert all(isinstance(message, Failed) and message.is_fenced for message in bench.said)
     assert (bench.push.phase, other.phase) == (PushPhase.STOPPED, PushPhase.STOPPED)
     assert (bench.num_released, bench.num_cuts) == (2, 0)
-
-
-def test_writes_in_flight_are_bounded_in_submits_too() -> None:
-    bench = Bench(num_blocks=MAX_WRITES_IN_FLIGHT + 100, writes_per_submit=100)
-    bench.grant()
-    bench.network.hold()
-    bench.advance()
-    assert sum(flight.num_writes for flight in bench.queue._in_flight) == MAX_WRITES_IN_FLIGHT // 100 * 100
-    bench.network.release()
-    for _ in range(3):
-        bench.advance()
-    assert bench.has_landed()
 
 
 @pytest.mark.parametrize("is_granted", [False, True])

@@ -50,6 +50,13 @@ class Failing(Wrapped):
         return WriteStatus.FAILED if status is WriteStatus.DONE else status
 
 
+class Unseen(Wrapped):
+    """A fault that nobody foresaw: no look at a write succeeds."""
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        raise RuntimeError(f"write {write} cannot be looked at")
+
+
 class FirstNeverEnds(Wrapped):
     """Its peer is silent: the first write stays under way."""
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from fakes.transports import Failing, Wrapped, wrap_transports
+from fakes.transports import Failing, Unseen, Wrapped, wrap_transports
 from integration.ranks import LIFE, SECRET, Cache, Pair, Shape, fingerprint_of, make_pair, prefill_rank, push_slice
 from patience import EDGE_S, until
 from pdcluster_connector.core.sending import PushKey
@@ -98,6 +98,14 @@ def welcomed_push(wrap: Callable[[Transport], Transport]) -> Iterator[tuple[Pref
         decode.channel.send(decode.peer, Welcome(EngineId("decode"), BOOT, target.session, memory.layout))
         decode.hear(Open)
         yield worker, decode
+
+
+def test_a_fault_that_comes_back_at_each_turn_keeps_no_blocks() -> None:
+    with granted_push(Unseen) as (worker, decode):
+        assert "cannot be looked at" in decode.hear(Failed).reason
+        free = worker.finished([RequestId("r")])
+        assert until(lambda: bool(free or worker.finished([])))
+        assert not decode.hear(Fenced).is_clean
 
 
 def test_a_lane_that_was_cut_does_not_call_what_it_has_forgotten_clean() -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_connector.transport.base import WriteId, WriteRange
+from pdcluster_protocol.errors import TransferError
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
 _THREAD_NAME: Final = "pdcluster-open"
@@ -57,7 +58,11 @@ class Openings:
         return session in self._open
 
     def defer(self, write: Write) -> None:
-        """``write`` is delivered once its peer has answered, or refused if the peer does not answer."""
+        """``write`` is delivered once its peer has answered, or refused if the peer does not answer.
+
+        Raises:
+            TransferError: No thread can be started to ask the peer. The write is forgotten.
+        """
         with self._opening_lock:
             if write.session not in self._open:
                 self._deferred.setdefault(write.session, []).append(write)
@@ -80,8 +85,12 @@ class Openings:
     def _start_probe(self, session: str) -> None:
         if session not in self._threads:
             thread = threading.Thread(target=self._open_peer, args=(session,), name=_THREAD_NAME, daemon=True)
+            try:
+                thread.start()  # It waits for our lock before it looks for writes.
+            except RuntimeError as error:
+                del self._deferred[session]  # Its one write. Nobody waits for it: it must not leave later.
+                raise TransferError(f"the transport cannot open its peer: {error}") from error
             self._threads[session] = thread
-            thread.start()
 
     def _open_peer(self, session: str) -> None:
         is_alive = self._is_alive(session)

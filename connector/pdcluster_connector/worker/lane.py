@@ -1,17 +1,15 @@
 """A lane: the one thread of a prefill rank that serves one decode rank.
 
-It owns the side channel to that rank, the state of every push to it and the writes in flight, so none
-of them needs a lock. Other threads only append orders and wake the lane.
+It owns the side channel to that rank, the state of every push to it and the writes in flight, so none of them needs a
+lock. Other threads only append orders and wake the lane.
 
     forward thread, resharder --post(order)--> inbox --> lane thread <--> decode rank
                                                              |
                  a request's blocks are not read any more <--+--> on_release(request id, lane)
 
 The lane writes on a transport session, its own or one that lanes share (``outbound.py``). A write that ends badly, or
-not at all, costs that session (``_cut``): closing it is the only way to be sure that our memory is not read any more.
-The lane is of no further use then, and the next request gets a new lane. A push exists from its first order on, so its
-deadline also holds while the lane connects.
-"""
+not at all, costs that session (``_cut``): only closing it makes sure that our memory is not read. The next request gets
+a new lane. A push exists from its first order on, so its deadline also holds while the lane connects."""
 
 from __future__ import annotations
 
@@ -209,12 +207,14 @@ class Lane:
         while self._inbox:
             self._on_order(self._inbox.popleft(), now)
         self._receive_all(channel, now)
-        self._enter(now)
-        self._advance(now)
-        self._expire(now)
-        if self._cut_reason:
-            log_failure(TransferFailure.SESSION_CLOSED, reason=self._cut_reason)
-            self._cut(self._cut_reason)
+        try:
+            self._enter(now)
+            self._advance(now)
+        finally:  # Also if that fails at each turn: blocks come back by a cut then.
+            self._expire(now)
+            if reason := self._cut_reason:
+                log_failure(TransferFailure.SESSION_CLOSED, reason=reason)
+                self._cut(reason)
 
     def _look_for_faults(self) -> None:
         """If the device has reported a fault to any thread, no push of this moment can be trusted."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from pdcluster_connector.transport.base import WriteId
 from pdcluster_connector.transport.opening import Backend, Openings, Write
+from pdcluster_protocol.errors import TransferError
 
 WAIT_S = 5.0
 
@@ -44,6 +47,26 @@ class Peers:
     def _refuse(self, write: Write) -> None:
         self.refused.append(write.id)
         self.settled.release()
+
+
+def test_a_write_whose_peer_cannot_be_asked_is_refused_at_once_and_never_leaves_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peers = Peers()
+
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(TransferError, match="cannot open its peer: can't start new thread"):
+            peers.write(0)
+    assert peers.openings.close(WAIT_S), "nothing is there to wait for"
+    peers.answers["a"].set()
+    peers.write(1)
+    peers.wait_settled(1)
+    assert peers.delivered == [1]
+    peers.openings.close(WAIT_S)
 
 
 def test_writes_wait_until_the_peer_answers_and_leave_in_order() -> None:

@@ -170,6 +170,20 @@ async def test_an_idle_engine_that_terminates_keeps_no_connection_and_is_not_pro
         await rig.becomes(rig.decode, "")
 
 
+async def test_an_idle_prefill_engine_that_terminates_is_probed_for_it_may_be_the_last_of_its_revision() -> None:
+    async with running_kube_rig(probe_interval_s=0.02) as rig:
+        old = rig.prefill
+        rig.terminate(old)
+        await rig.becomes(old, "finishing")
+        known = rig.known(old)
+        assert known is not None
+        assert known.is_healthy
+        await old.stop()
+        await until(lambda: not known.is_healthy)
+        rig.unlist(old)
+        await rig.becomes(old, "")
+
+
 async def test_a_pod_at_the_address_of_another_one_is_a_new_engine() -> None:
     async with running_kube_rig() as rig:
         before = rig.known(rig.decode)

@@ -93,7 +93,10 @@ class _Single:
         status = self._engine.transfer_check_status(self._batch)
         if status == 0:
             return WriteStatus.PENDING
-        return WriteStatus.DONE if status > 0 else WriteStatus.FAILED
+        if status > 0:
+            return WriteStatus.DONE
+        # Mooncake says -1 of a write that failed, and -2 of one that its own timeout gave up: that one may still read.
+        return WriteStatus.FAILED if status == -1 else WriteStatus.LOST
 
 
 class BatchSubmits:

@@ -1,8 +1,9 @@
 """Asks the engines in the background whether they are well, so that ``/health`` itself never waits.
 
-A task of its own asks each engine that may get work, now or later, and each that leaves but still has a request. An
-engine is healthy if it has answered its last probe with 200 in time. Before it counts as healthy it is asked which
-models it serves, and later now and then, for adapters come and go.
+A task of its own asks each engine that may get work, now or later, and each that leaves but still has a request. A
+prefill engine that terminates may get work, where its revision has no other. An engine is healthy if it has answered
+its last probe with 200 in time. Before it counts as healthy it is asked which models it serves, and later now and then,
+for adapters come and go.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.catalog import namesakes
 from pdcluster_router.core.engines.listing import ReadList, read_list
+from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.engines.outage import Sign
 from pdcluster_router.core.engines.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
@@ -43,6 +45,11 @@ def missing_engines(roster: Roster) -> str:
     return "" if serving_revisions(well) else "no revision has a prefill and a decode engine that answer their /health"
 
 
+def _may_get_work(engine: Engine) -> bool:
+    is_last = engine.role is Role.PREFILL and engine.state is EngineState.FINISHING
+    return engine.state.is_probed or is_last
+
+
 class Probes:
     """One task for each engine that is worth asking, within the application's task group. Event loop only."""
 
@@ -61,7 +68,7 @@ class Probes:
 
     def follow(self) -> None:
         """Begins to probe engines that came, and stops for those that went. Call it when the pool has changed."""
-        wanted = {engine for engine in self._roster.all_engines() if engine.state.is_probed or engine.is_busy}
+        wanted = {engine for engine in self._roster.all_engines() if _may_get_work(engine) or engine.is_busy}
         for engine in self._probing.keys() - wanted:
             self._probing.pop(engine).cancel()
             self._firsts.pop(engine).set()

@@ -42,6 +42,28 @@ def test_a_single_write_is_asked_about_until_it_is_over_and_never_again(*, has_f
     assert made.num_batches == 0
 
 
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (0, WriteStatus.PENDING),
+        (1, WriteStatus.DONE),
+        (-1, WriteStatus.FAILED),
+        (-2, WriteStatus.LOST),
+        (-9, WriteStatus.LOST),
+    ],
+)
+def test_a_write_that_mooncake_has_given_up_waiting_for_may_still_be_read(said: int, status: WriteStatus) -> None:
+    class Told:
+        def transfer_submit_write(self, *_: object) -> int:
+            return 7
+
+        def transfer_check_status(self, batch: int) -> int:
+            assert batch == 7
+            return said
+
+    assert SingleSubmits(Told()).submit("peer", ranges(1)).status() is status
+
+
 def test_many_writes_are_one_call() -> None:
     made = engine()
     batches(made).submit("peer", ranges(MANY))

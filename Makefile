@@ -52,7 +52,7 @@ test-all: kube  ## the same with the slow ones, as all models and rank sizes: be
 	@$(MAKE) --no-print-directory -j 2 run-all check-style
 
 .PHONY: run-most run-all
-TESTS = $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --durations=30 --durations-min=5
+TESTS = $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --durations=100 --durations-min=3
 run-most:
 	$(TESTS) -m "not slow"
 run-all:

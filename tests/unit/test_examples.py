@@ -65,7 +65,7 @@ def test_devices_match_parallelism_and_no_option_is_the_operators(file: Path) ->
 @pytest.mark.parametrize("role", Role)
 def test_the_connector_takes_the_options_of_each_role_on_its_vllm(file: Path, role: Role) -> None:
     spec = getattr(read(file).spec.roles, role.value)
-    require_startable(config_of(spec), role, Settings(), release_of(VLLM[file.name]))
+    require_startable(config_of(spec), role, Settings(), [], release_of(VLLM[file.name]))
 
 
 def test_what_the_connector_refuses_of_an_example_is_found() -> None:
@@ -73,7 +73,9 @@ def test_what_the_connector_refuses_of_an_example_is_found() -> None:
     spec = read(FOLDER / "ascend.yaml").spec.roles.decode
     for changed in ({"parallelism": Parallelism(tensor=16, pipeline=2)}, {"engine_args": {"quantization": "ascend"}}):
         with pytest.raises(ConfigError, match="runs 2 steps at once on this decode engine"):
-            require_startable(config_of(spec.model_copy(update=changed)), Role.DECODE, Settings(), release_of("0.23.0"))
+            require_startable(
+                config_of(spec.model_copy(update=changed)), Role.DECODE, Settings(), [], release_of("0.23.0")
+            )
 
 
 def config_of(spec: RoleSpec) -> Any:

@@ -11,6 +11,7 @@ from versions.table import NEWEST_ON_CPU, VERSIONS, Version
 _ENGINES: Final = "vLLM engines on a CPU, `make versions`"
 _READ: Final = "reading: `tests/contract/test_vllm_touched.py` finds every attribute and parameter in its wheel"
 _BEFORE_0_24: Final = "decode that runs several steps at once (`--async-scheduling`, pipeline stages)"
+_BEFORE_0_26: Final = "a sliding window on decode that runs several steps at once"
 _BEFORE_0_30: Final = "several KV groups; recurrent state; a sliding window with `kv_load_failure_policy: recompute`"
 
 
@@ -35,5 +36,5 @@ def _row(name: str, version: Version | None) -> str:
 
 
 def _refused(minor: int) -> str:
-    older = ((30, _BEFORE_0_30), (24, _BEFORE_0_24))
-    return "; ".join(words for newer, words in older if minor < newer)
+    steps = _BEFORE_0_24 if minor < 24 else _BEFORE_0_26 if minor < 26 else ""
+    return "; ".join(filter(None, [_BEFORE_0_30 if minor < 30 else "", steps]))

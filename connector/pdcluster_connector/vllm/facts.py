@@ -68,10 +68,10 @@ def read_engine_facts(config: VllmConfig, cache: KVCacheConfig) -> EngineFacts:
     parallel = config.parallel_config
     settings = parse_settings(transfer.kv_connector_extra_config)
     role = _role(transfer.kv_role)
-    require_startable(config, role, settings, RELEASE)
+    groups = tuple(_group(group) for group in cache.kv_cache_groups)
+    require_startable(config, role, settings, groups, RELEASE)
     host = settings.host or get_ip()
     require_ipv4(host)
-    groups = tuple(_group(group) for group in cache.kv_cache_groups)
     recomputes = transfer.kv_load_failure_policy == "recompute"
     if not RELEASE.fails_by_request:
         require_one_group(RELEASE.version, groups, recomputes=recomputes)

@@ -5,18 +5,23 @@ Source of truth: vLLM 0.32 ``config/``, ``v1/worker/gpu_model_runner.py``; ``ver
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from vllm.config import CUDAGraphMode, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
 
+from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.vllm.ascend import require_plain_kv
 from pdcluster_connector.vllm.media import require_named_media
-from pdcluster_connector.vllm.versions import VllmRelease
+from pdcluster_connector.vllm.versions import DEFERS_FREES, DEFERS_WINDOW_FREES, Minor, VllmRelease, said
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
 
-def require_startable(config: VllmConfig, role: Role, settings: Settings, release: VllmRelease) -> None:
-    """An engine of this role may be started with these options, on this version of vLLM.
+def require_startable(
+    config: VllmConfig, role: Role, settings: Settings, groups: Sequence[KvGroup], release: VllmRelease
+) -> None:
+    """An engine of this role, with a model of these KV groups, may be started with these options on this vLLM.
 
     Raises:
         ConfigError: It may not. The message names the option, its value and the cure.
@@ -30,7 +35,11 @@ def require_startable(config: VllmConfig, role: Role, settings: Settings, releas
     if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
         _require_hooks(config.compilation_config.cudagraph_mode)
     if role is Role.DECODE and not release.defers_frees:
-        _require_one_step_at_a_time(config.max_concurrent_batches, release)
+        _require_one_step_at_a_time(config.max_concurrent_batches, release, "blocks", DEFERS_FREES)
+    if role is Role.DECODE and not release.defers_window_frees and any(group.is_windowed for group in groups):
+        _require_one_step_at_a_time(
+            config.max_concurrent_batches, release, "blocks before a window", DEFERS_WINDOW_FREES
+        )
     if role is Role.PREFILL:
         _require_ends_of_steps(parallel.pipeline_parallel_size, config.speculative_config)
 
@@ -88,17 +97,19 @@ def _require_awake(model_config: ModelConfig) -> None:
         raise ConfigError("--enable-sleep-mode unmaps the KV cache, into which other engines write: start without it")
 
 
-def _require_one_step_at_a_time(num_batches: int, release: VllmRelease) -> None:
-    """Blocks that a step writes go to a request whose KV is pushed only after the step has ended.
+def _require_one_step_at_a_time(num_batches: int, release: VllmRelease, blocks: str, first: Minor) -> None:
+    """Blocks that a step uses go to a request whose KV is pushed only after the step has ended.
+
+    ``blocks``: which of them vLLM gives away earlier; ``first``: the oldest version that does not.
 
     Raises:
-        ConfigError: ``num_batches`` steps are under way at once: the older one could write over pushed KV.
+        ConfigError: ``num_batches`` steps are under way at once: the older one could write over pushed KV, or read it.
     """
     if num_batches > 1:
         raise ConfigError(
-            f"vLLM {release.version} runs {num_batches} steps at once on this decode engine, and gives blocks away "
-            "that the older one still writes: start decode with --no-async-scheduling and --pipeline-parallel-size 1, "
-            "or use vLLM 0.24 or newer"
+            f"vLLM {release.version} runs {num_batches} steps at once on this decode engine, and gives {blocks} away "
+            "that the older one still uses: start decode with --no-async-scheduling and --pipeline-parallel-size 1, "
+            f"or use vLLM {said(first)} or newer"
         )
 
 

@@ -1,7 +1,8 @@
 """The version of this vLLM, and its differences from newer versions, as far as the connector meets them.
 
     0.23           as 0.24, and a block that a running step writes may be given to another request
-    0.24 .. 0.28   layouts without names, failures told by block, block tables told by their changes
+    0.24, 0.25     as 0.26, and so may a block before a sliding window
+    0.26 .. 0.28   layouts without names, failures told by block, block tables told by their changes
     0.29           layouts with names (``v1/kv_cache_layout.py``)
     0.30 .. 0.33   failures told by request (``KVConnectorTransferResults``), whole block tables at each step
 
@@ -24,7 +25,8 @@ Minor: TypeAlias = tuple[int, int]
 OLDEST: Final[Minor] = (0, 23)
 NEWEST: Final[Minor] = (0, 33)
 
-_DEFERS_FREES: Final[Minor] = (0, 24)
+DEFERS_FREES: Final[Minor] = (0, 24)
+DEFERS_WINDOW_FREES: Final[Minor] = (0, 26)
 _NAMES_LAYOUTS: Final[Minor] = (0, 29)
 _TELLS_BY_REQUEST: Final[Minor] = (0, 30)
 
@@ -35,8 +37,11 @@ class VllmRelease:
 
     version: str
     defers_frees: bool
-    """A block that a running step may still write is given to no other request (``v1/core/sched/scheduler.py``,
-    ``defer_block_free``)."""
+    """A block of a request that ends is given to no other one while a running step may still write it
+    (``v1/core/sched/scheduler.py``, ``defer_block_free``)."""
+    defers_window_frees: bool
+    """The same holds for a block before the window of a request that goes on (``v1/core/kv_cache_manager.py``,
+    ``allocate_slots``: tokens in flight are not counted as computed)."""
     names_layouts: bool
     """KV is one tensor ``[pages, KV heads, tokens, content]`` of a layout that ``KVCacheConfig`` names."""
     fails_by_request: bool
@@ -57,14 +62,22 @@ def release_of(version: str) -> VllmRelease:
     minor = (int(found[1]), int(found[2])) if found else (0, 0)
     if not OLDEST <= minor <= NEWEST:
         raise ConfigError(
-            f"this is vLLM {version}: PDClusterConnector 0.1 supports vLLM {_said(OLDEST)} to {_said(NEWEST)}: install "
+            f"this is vLLM {version}: PDClusterConnector 0.1 supports vLLM {said(OLDEST)} to {said(NEWEST)}: install "
             "one of these on prefill and on decode"
         )
     by_request = minor >= _TELLS_BY_REQUEST
-    return VllmRelease(version, minor >= _DEFERS_FREES, minor >= _NAMES_LAYOUTS, by_request, by_request)
+    return VllmRelease(
+        version,
+        minor >= DEFERS_FREES,
+        minor >= DEFERS_WINDOW_FREES,
+        minor >= _NAMES_LAYOUTS,
+        by_request,
+        by_request,
+    )
 
 
-def _said(minor: Minor) -> str:
+def said(minor: Minor) -> str:
+    """``minor`` as users write it: 0.26."""
     return ".".join(map(str, minor))
 
 

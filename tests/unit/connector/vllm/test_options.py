@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import pytest
 from vllm.config import CUDAGraphMode
 
+from pdcluster_connector.core.watermark import KvGroup
+from pdcluster_connector.settings import PushTiming, Settings
 from pdcluster_connector.vllm.facts import read_engine_facts
 from pdcluster_connector.vllm.options import (
     _require_awake,
@@ -17,12 +19,15 @@ from pdcluster_connector.vllm.options import (
     _require_one_step_at_a_time,
     _require_own_processes,
     _require_whole_steps,
+    require_startable,
 )
-from pdcluster_connector.vllm.versions import release_of
+from pdcluster_connector.vllm.versions import DEFERS_FREES, release_of
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
 from unit.connector.vllm.configs import OWN_PROCESSES, WHOLE, a_config
 
 OLD = release_of("0.23.0")
+WINDOW, SERIAL = KvGroup(16, is_windowed=True), Settings(push=PushTiming.SERIAL)
 
 
 def whole_steps(**changed: object) -> SimpleNamespace:
@@ -55,7 +60,12 @@ def processes(**changed: str) -> SimpleNamespace:
             [SimpleNamespace(enable_sleep_mode=True)],
             "--enable-sleep-mode",
         ),
-        (_require_one_step_at_a_time, [1, OLD], [2, OLD], "runs 2 steps at once.*--no-async-scheduling"),
+        (
+            _require_one_step_at_a_time,
+            [1, OLD, "blocks", DEFERS_FREES],
+            [2, OLD, "blocks", DEFERS_FREES],
+            "runs 2 steps at once.*--no-async-scheduling",
+        ),
         (
             _require_ends_of_steps,
             [1, object()],
@@ -121,3 +131,24 @@ def test_no_engine_starts_with_ray(kv_role: str, option: str) -> None:
     setattr(config.parallel_config, option, "ray")
     with pytest.raises(ConfigError, match=f"^--{option.replace('_', '-')} is ray"):
         read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))
+
+
+@pytest.mark.parametrize(
+    ("version", "role", "group", "num_batches", "is_refused"),
+    [
+        pytest.param("0.24.0", Role.DECODE, WINDOW, 2, True, id="0.24"),
+        pytest.param("0.25.1", Role.DECODE, WINDOW, 2, True, id="0.25"),
+        pytest.param("0.26.0", Role.DECODE, WINDOW, 2, False, id="0.26 keeps them until the step has ended"),
+        pytest.param("0.25.1", Role.DECODE, WINDOW, 1, False, id="one step at a time"),
+        pytest.param("0.25.1", Role.DECODE, KvGroup(16), 2, False, id="no window"),
+        pytest.param("0.25.1", Role.PREFILL, WINDOW, 2, False, id="nothing is pushed into prefill"),
+    ],
+)
+def test_blocks_before_a_window_go_to_no_push_while_a_step_uses_them(
+    version: str, role: Role, group: KvGroup, num_batches: int, *, is_refused: bool
+) -> None:
+    config = a_config("", {})
+    config.max_concurrent_batches = num_batches
+    told = f"vLLM {version} runs 2 steps at once.*before a window.*--no-async-scheduling.*vLLM 0.26 or newer"
+    with pytest.raises(ConfigError, match=told) if is_refused else nullcontext():
+        require_startable(config, role, SERIAL, [group], release_of(version))

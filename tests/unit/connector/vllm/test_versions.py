@@ -10,22 +10,25 @@ from pdcluster_protocol.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("version", "defers_frees", "names_layouts", "by_request"),
+    ("version", "defers_frees", "defers_window_frees", "names_layouts", "by_request"),
     [
-        ("0.23.0", False, False, False),
-        ("0.23.0.post1", False, False, False),
-        ("0.24.0", True, False, False),
-        ("0.28.1rc2", True, False, False),
-        ("0.29.0", True, True, False),
-        ("0.30.0", True, True, True),
-        ("0.32.1.dev3+gabcdef", True, True, True),
-        ("0.33.0", True, True, True),
+        ("0.23.0", False, False, False, False),
+        ("0.23.0.post1", False, False, False, False),
+        ("0.24.0", True, False, False, False),
+        ("0.25.1", True, False, False, False),
+        ("0.26.0", True, True, False, False),
+        ("0.28.1rc2", True, True, False, False),
+        ("0.29.0", True, True, True, False),
+        ("0.30.0", True, True, True, True),
+        ("0.32.1.dev3+gabcdef", True, True, True, True),
+        ("0.33.0", True, True, True, True),
     ],
 )
 def test_a_release_is_known_by_its_minor_version(
-    version: str, defers_frees: bool, names_layouts: bool, by_request: bool
+    version: str, defers_frees: bool, defers_window_frees: bool, names_layouts: bool, by_request: bool
 ) -> None:
-    assert release_of(version) == VllmRelease(version, defers_frees, names_layouts, by_request, by_request)
+    release = VllmRelease(version, defers_frees, defers_window_frees, names_layouts, by_request, by_request)
+    assert release_of(version) == release
 
 
 @pytest.mark.parametrize("version", ["0.22.1", "0.34.0", "1.0.0", "dev", ""])

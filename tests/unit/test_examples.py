@@ -28,8 +28,8 @@ VLLM: Final = {"cpu.yaml": "0.32.0", "nvidia.yaml": "0.32.0", "ascend.yaml": "0.
 """Which vLLM the page on images has for the device of each."""
 KINDS: Final = {"cpu.yaml": DeviceKind.CPU, "nvidia.yaml": DeviceKind.CUDA, "ascend.yaml": DeviceKind.ASCEND}
 JUDGED: Final = frozenset({
-    "additional-config", "compilation-config", "cudagraph-mode", "decode-context-parallel-size", "enable-dbo",
-    "enable-sleep-mode", "prefill-context-parallel-size", "ubatch-size",
+    "additional-config", "calculate-kv-scales", "compilation-config", "cudagraph-mode",
+    "decode-context-parallel-size", "enable-dbo", "enable-sleep-mode", "prefill-context-parallel-size", "ubatch-size",
 })  # fmt: skip
 each = pytest.mark.parametrize("file", sorted(FOLDER.iterdir()), ids=lambda file: file.name)
 

@@ -62,6 +62,11 @@ GUARDED: Final[Mapping[str, Guard]] = {
 """A class that is missing stands for its members."""
 
 ASKED: Final[Mapping[str, Asked]] = {
+    "getattr(cache_config, 'calculate_kv_scales', False)": Asked(
+        "newer ones take scales from the checkpoint alone",
+        ("vllm.config:CacheConfig.calculate_kv_scales",),
+        until=(0, 27),
+    ),
     "getattr(spec, 'num_head_slots', None)": Asked(
         "before, each KV head had a slot", (f"{_SPECS}AttentionSpec.num_head_slots",), since=(0, 28)
     ),

@@ -206,6 +206,8 @@ REFUSED: Final = (
     Row("any", "Ray (`--distributed-executor-backend ray`, `--data-parallel-backend ray`)", Where.CORES,
         (START + "test_what_an_engine_may_not_be_is_refused_by_the_name_of_its_option",),
         "at the engine's start; never run with it"),
+    Row("any", "scales of KV that each rank works out (`--calculate-kv-scales`, vLLM 0.23 to 0.27)", Where.CORES,
+        (START + "test_no_engine_starts_that_works_out_scales_of_its_kv_by_itself",), "at the engine's start"),
     Row("LFM2, Kimi Linear, MiniMax-01", "state of other kinds (short convolution, KDA, linear) with unequal TP",
         Where.CORES, (STATE + "test_what_vllm_does_not_say_has_no_runs_and_is_refused_with_both_tp_sizes",),
         "at the handshake, before any byte"),

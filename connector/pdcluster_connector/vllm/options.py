@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vllm.config import CUDAGraphMode, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
+from vllm.config import CacheConfig, CUDAGraphMode, ModelConfig, ParallelConfig, SpeculativeConfig, VllmConfig
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.settings import PushTiming, Settings
@@ -30,6 +30,7 @@ def require_startable(
     _require_whole_steps(parallel)
     _require_own_processes(parallel)
     _require_awake(config.model_config)
+    _require_fixed_scales(config.cache_config)
     require_plain_kv(config.additional_config)
     require_named_media(config)
     if role is Role.PREFILL and settings.push is PushTiming.LAYERWISE:
@@ -95,6 +96,21 @@ def _require_awake(model_config: ModelConfig) -> None:
     """
     if model_config.enable_sleep_mode:
         raise ConfigError("--enable-sleep-mode unmaps the KV cache, into which other engines write: start without it")
+
+
+def _require_fixed_scales(cache_config: CacheConfig) -> None:
+    """Quantised KV has the same scales on all ranks of both engines: those of the checkpoint, or 1.
+
+    Raises:
+        ConfigError: Each rank takes its own from the heads and the tokens of its first step (vLLM 0.23 to 0.27,
+            ``model_executor/layers/attention/attention.py``, ``calc_kv_scales``).
+    """
+    if getattr(cache_config, "calculate_kv_scales", False):
+        raise ConfigError(
+            f"--calculate-kv-scales with --kv-cache-dtype {cache_config.cache_dtype}: each rank takes its scales from "
+            "its own first tokens, and KV of one engine would mean something else on the other: start prefill and "
+            "decode without --calculate-kv-scales"
+        )
 
 
 def _require_one_step_at_a_time(num_batches: int, release: VllmRelease, blocks: str, first: Minor) -> None:

@@ -29,6 +29,7 @@ def a_config(kv_role: str, settings: dict[str, object]) -> Any:
             **OWN_PROCESSES,
         ),
         compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
         device_config=SimpleNamespace(device_type="cpu"),
         model_config=SimpleNamespace(is_attention_free=True, enable_sleep_mode=False, multimodal_config=None),
         speculative_config=None,

@@ -15,6 +15,7 @@ from pdcluster_connector.vllm.facts import read_engine_facts
 from pdcluster_connector.vllm.options import (
     _require_awake,
     _require_ends_of_steps,
+    _require_fixed_scales,
     _require_hooks,
     _require_one_step_at_a_time,
     _require_own_processes,
@@ -59,6 +60,18 @@ def processes(**changed: str) -> SimpleNamespace:
             [SimpleNamespace(enable_sleep_mode=False)],
             [SimpleNamespace(enable_sleep_mode=True)],
             "--enable-sleep-mode",
+        ),
+        (
+            _require_fixed_scales,
+            [SimpleNamespace(cache_dtype="fp8", calculate_kv_scales=False)],
+            [SimpleNamespace(cache_dtype="fp8", calculate_kv_scales=True)],
+            "--calculate-kv-scales with --kv-cache-dtype fp8.*start prefill and decode without",
+        ),
+        (
+            _require_fixed_scales,
+            [SimpleNamespace(cache_dtype="fp8")],
+            [SimpleNamespace(cache_dtype="auto", calculate_kv_scales=True)],
+            "--calculate-kv-scales with --kv-cache-dtype auto",
         ),
         (
             _require_one_step_at_a_time,
@@ -152,3 +165,11 @@ def test_blocks_before_a_window_go_to_no_push_while_a_step_uses_them(
     told = f"vLLM {version} runs 2 steps at once.*before a window.*--no-async-scheduling.*vLLM 0.26 or newer"
     with pytest.raises(ConfigError, match=told) if is_refused else nullcontext():
         require_startable(config, role, SERIAL, [group], release_of(version))
+
+
+@pytest.mark.parametrize("kv_role", ["kv_producer", "kv_consumer"])
+def test_no_engine_starts_that_works_out_scales_of_its_kv_by_itself(kv_role: str) -> None:
+    config = a_config(kv_role, {"host": "127.0.0.1", "push": "serial"})
+    config.cache_config.calculate_kv_scales = True
+    with pytest.raises(ConfigError, match=r"^--calculate-kv-scales with --kv-cache-dtype auto"):
+        read_engine_facts(config, SimpleNamespace(kv_cache_groups=[]))

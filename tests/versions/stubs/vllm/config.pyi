@@ -51,6 +51,7 @@ class ModelConfig:
 
 class CacheConfig:
     cache_dtype: str
+    calculate_kv_scales: bool
     enable_prefix_caching: bool
 
 class CompilationConfig:

@@ -32,7 +32,9 @@ MAX_SIDE: Final = 4096
 """The largest TP size, and the largest number of stages: far above any engine's. A plan for so many takes 30 ms."""
 
 MAX_LOOKED_AT: Final = 10_000
-"""Most numbers of a refused message that ``odd_number`` checks: they take 20 ms, in a thread that has other work."""
+"""Most values of a refused message that ``odd_number`` checks: they take 20 ms, in a thread that has other work."""
+_MAX_DEPTH: Final = 16
+"""How deep ``odd_number`` looks into lists and structs: more than twice as deep as any message of ours."""
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 CountOrNone: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
@@ -48,11 +50,11 @@ AttemptNumber: TypeAlias = Annotated[Attempt, Meta(ge=1, le=MAX_COUNT)]
 def odd_number(value: object, kind: type[msgspec.Struct]) -> str:
     """A message about the first number out of its bounds in ``value``, which came over the wire as a ``kind``.
 
-    Empty: none of the first ``MAX_LOOKED_AT`` numbers is out of its bounds.
+    Empty: none of the first ``MAX_LOOKED_AT`` values is such a number. ``value`` may be nested to any depth.
     """
-    for name, number, bounds in islice(_numbers("", value, kind), MAX_LOOKED_AT):
-        if not _is_within(number, bounds):
-            return f"{name} is {number}, and must be in [{bounds.ge}, {bounds.le}]: run the same pdcluster everywhere"
+    for name, found, bounds in islice(_values("", value, kind), MAX_LOOKED_AT):
+        if isinstance(found, int) and bounds and not _is_within(found, bounds):
+            return f"{name} is {found}, and must be in [{bounds.ge}, {bounds.le}]: run the same pdcluster everywhere"
     return ""
 
 
@@ -62,17 +64,18 @@ def bounds_of(annotation: Any) -> Meta | None:
     return next((bounds for bounds in said if isinstance(bounds, Meta)), None)
 
 
-def _numbers(name: str, value: object, annotation: Any) -> Iterator[tuple[str, int, Meta]]:
-    """(name, number, bounds) of each number in ``value`` that has bounds."""
+def _values(name: str, value: object, annotation: Any, depth: int = 0) -> Iterator[tuple[str, object, Meta | None]]:
+    """(name, value, bounds) of ``value`` and of each value in it, down to a depth."""
     element, bounds = _element(annotation), bounds_of(annotation)
-    if isinstance(value, int) and bounds:
-        yield name, value, bounds
-    elif isinstance(element, type) and issubclass(element, msgspec.Struct) and _is_one(value, element):
+    yield name, value, bounds
+    if depth == _MAX_DEPTH:
+        return
+    if isinstance(element, type) and issubclass(element, msgspec.Struct) and _is_one(value, element):
         for field, inner, part in _fields(value, element):
-            yield from _numbers(f"{name}.{field}" if name else field, part, inner)
+            yield from _values(f"{name}.{field}" if name else field, part, inner, depth + 1)
     elif isinstance(value, (list, tuple)):
         for number, part in enumerate(value):
-            yield from _numbers(f"{name}[{number}]", part, element)
+            yield from _values(f"{name}[{number}]", part, element, depth + 1)
 
 
 def _is_within(number: int, bounds: Meta) -> bool:

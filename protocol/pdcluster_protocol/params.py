@@ -363,8 +363,9 @@ def _require_pages(reservation: Reservation) -> None:
 def _parse(params: object, kind: type[_Params]) -> _Params:
     version = params.get("version") if isinstance(params, dict) else None
     if version != PARAMS_VERSION:
+        shown = version if isinstance(version, str | int | float | None) else type(version)  # may be nested too deep
         raise ProtocolError(
-            f"kv_transfer_params have version {version!r}, ours is {PARAMS_VERSION}: run the same pdcluster everywhere"
+            f"kv_transfer_params have version {shown!r}, ours is {PARAMS_VERSION}: run the same pdcluster everywhere"
         )
     parsed: _Params | None = None
     try:

@@ -368,10 +368,15 @@ def _parse(payload: memoryview, decoder: msgspec.msgpack.Decoder[_M]) -> _M:
 def _odd_number(payload: memoryview) -> str:
     """The number that is out of its bounds, and its engine; empty: the fault is another one."""
     try:
-        said = msgspec.msgpack.decode(payload)
+        return _odd_number_in(msgspec.msgpack.decode(payload))
     except (*NO_JSON, TypeError):
-        return ""  # TypeError: a key that Python cannot hash.
-    kind = _KINDS.get(str(said.get("type"))) if isinstance(said, dict) else None
+        return ""  # TypeError: a key that Python cannot hash. RecursionError also where a deep list becomes text.
+
+
+def _odd_number_in(said: object) -> str:
+    if not isinstance(said, dict):
+        return ""
+    kind = _KINDS.get(str(said.get("type")))
     reason = odd_number(said, kind) if kind else ""
     return f"{said['type']} of engine {said['engine_id']}: {reason}" if reason and "engine_id" in said else reason
 

@@ -113,6 +113,8 @@ class Received:
 
     peer: PeerId
     message: ToDecode | ProtocolError
+    num_bytes: int
+    """Of all parts that came, also of a message that was refused."""
 
 
 class PrefillChannel(_Channel):
@@ -190,11 +192,11 @@ class DecodeChannel(_Channel):
         frames = self._receive()
         if frames is None:
             return None
-        peer = PeerId(frames[0])
+        peer, num_bytes = PeerId(frames[0]), sum(map(len, frames))
         try:
-            return Received(peer, parse_to_decode(frames[-1], self._seal(peer)))
+            return Received(peer, parse_to_decode(frames[-1], self._seal(peer)), num_bytes)
         except ProtocolError as error:
-            return Received(peer, error)
+            return Received(peer, error, num_bytes)
 
     def _seal(self, peer: PeerId) -> Seal:
         return seal_connection(self._secret, self._boot_id, peer)

@@ -107,7 +107,7 @@ def test_a_push_that_opens_before_decode_expects_it_waits_for_the_reservation() 
 
 def test_a_flood_of_frames_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_pair() as pair, monkeypatch.context() as flooded:
-        frame = Received(PeerId(b"noise"), ProtocolError("noise"))
+        frame = Received(PeerId(b"noise"), ProtocolError("noise"), 60)
         flooded.setattr(pair.decode.worker._channel, "receive", lambda: frame)
         pair.expect("a", 1)
         pair.cancel("a")

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,7 +33,7 @@ from pdcluster_connector.device import Device
 from pdcluster_connector.ending import left_s
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
 from pdcluster_connector.settings import CUT_S
-from pdcluster_connector.side_channel import DecodeChannel, Wakeup
+from pdcluster_connector.side_channel import DecodeChannel, Received, Wakeup
 from pdcluster_connector.steps import Cancel, DecodeStep, PrefillEnded
 from pdcluster_connector.trace import Trace
 from pdcluster_connector.worker.content_sums import KvReader, ReceiveSums
@@ -54,6 +54,8 @@ MAX_WORK_S: Final = 0.25
 bound is below a lease: after a stop, the renewals in the socket are heard before a lease can lapse."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
+_MAX_BYTES_PER_TURN: Final = 8 << 20
+"""The same for bytes: a frame is hashed whole before it is refused, 8 MiB in about 16 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,20 @@ class Receipts:
 
     ended: set[RequestId] = field(default_factory=set)
     failed: set[RequestId] = field(default_factory=set)
+
+
+def frames_of_a_turn(receive: Callable[[], Received | None]) -> Iterator[Received]:
+    """The frames to answer in one turn of the receiver. Others stay in the socket until the next turn, which does not
+    wait."""
+    num_bytes = 0
+    for _ in range(_MAX_FRAMES_PER_TURN):
+        received = receive()
+        if received is None:
+            return
+        yield received
+        num_bytes += received.num_bytes
+        if num_bytes >= _MAX_BYTES_PER_TURN:
+            return
 
 
 class Receiver:
@@ -194,10 +210,7 @@ class Receiver:
             yield self._inbox.popleft()
 
     def _receive_all(self, now: float) -> None:
-        for _ in range(_MAX_FRAMES_PER_TURN):
-            received = self._channel.receive()
-            if received is None:
-                return
+        for received in frames_of_a_turn(self._channel.receive):
             if isinstance(received.message, ProtocolError):
                 self._channel.send(received.peer, Refusal(str(received.message)))
             else:

@@ -174,7 +174,8 @@ def make_decode_rank(
     port = settings.side_channel_port and settings.side_channel_port + facts.dp_rank * num_ranks + memory.layout.rank
     channel = DecodeChannel(facts.host, port, boot_id, facts.secret, wakeup)
     welcome = Welcome(facts.engine_id, boot_id, "", memory.layout, settings.transfer_protocol)
-    times = ReceiveTimes(settings.lease_s, settings.quarantine_s)
+    ask_s = settings.ask_s(has_adapters=adapters is not None)
+    times = ReceiveTimes(settings.lease_s, settings.quarantine_s, ask_s)
     reception = Reception(welcome, memory.fingerprint, times, facts.secret)
     inbound = InboundSessions(sessions, wakeup.set)
     reader = _make_reader(facts, memory)

@@ -135,6 +135,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Whether small strips may be gathered. Over TCP only: each write is a call there, where it was measured."""
         return self.transfer_protocol == TransferProtocol.TCP and self.strip_staging_bytes > 0
 
+    def ask_s(self, *, has_adapters: bool) -> float:
+        """Decode: how long, once prefill has ended, its ranks may still ask to write.
+
+        Each shakes hands first, and then looks for the content of its adapter. One that has failed at it says so; the
+        lease is for what lies between. Decode's own ``handshake_timeout_s`` stands for prefill's.
+        """
+        return self.handshake_timeout_s + (ADAPTER_WAIT_S if has_adapters else 0) + self.lease_s
+
     @property
     def staged_s(self) -> float:
         """How long a part may lie in staging memory once others want its space; then its push is given up.

@@ -36,7 +36,7 @@ from pdcluster_protocol.side_channel import Again, Done
 SIZES: Final = (1, 2, 4)
 PAIRS: Final = tuple(product(SIZES, SIZES))
 SAMPLED_KEYS: Final = 64
-TIMES: Final = ReceiveTimes(1.0, 1.0)
+TIMES: Final = ReceiveTimes(1.0, 1.0, 1.0)
 T, FIRST = TransferId("t"), Attempt(1)
 
 

@@ -63,7 +63,7 @@ VALID: Final[tuple[ToDecode, ...]] = (
 
 def new_reception() -> Reception:
     """One request waits, and nobody has said hello."""
-    reception = Reception(Welcome(EngineId("d"), BOOT, "", LAYOUT), PRINT, ReceiveTimes(5.0, 3.0), OURS)
+    reception = Reception(Welcome(EngineId("d"), BOOT, "", LAYOUT), PRINT, ReceiveTimes(5.0, 3.0, 15.0), OURS)
     list(reception.expect(Expected(RequestId("r"), T, 1e9, (((0, 16),),)), now=0.0))
     return reception
 

@@ -37,7 +37,7 @@ from pdcluster_protocol.side_channel import (
 )
 
 FUTURE: Final = 1e9
-TIMES: Final = ReceiveTimes(lease_s=1.0, quarantine_s=1.0)
+TIMES: Final = ReceiveTimes(lease_s=1.0, quarantine_s=1.0, ask_s=1.0)
 TOKENS: Final = (1, 2, 3, 4)
 
 News: TypeAlias = Expect | PrefillEnded | Cancel

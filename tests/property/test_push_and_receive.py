@@ -60,7 +60,7 @@ ATTEMPTS: Final = (1, 2, 3)
 WRITES: Final = 2
 WRITE_BYTES: Final = 10
 HOLD_S, DEADLINE_S = 50.0, 400.0
-TIMES: Final = ReceiveTimes(lease_s=20.0, quarantine_s=30.0)
+TIMES: Final = ReceiveTimes(lease_s=20.0, quarantine_s=30.0, ask_s=40.0)
 
 
 @dataclass

@@ -103,10 +103,12 @@ ReceivingCommands: TypeAlias = tuple[ReceivingCommand, ...]
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTimes:
-    """``lease_s``: how long a silent writer keeps its grant. ``quarantine_s``: how long a revoked one has to answer."""
+    """``lease_s``: how long a silent writer keeps its grant. ``quarantine_s``: how long a revoked one has to answer.
+    ``ask_s``: how long after prefill's end a rank may still ask to write."""
 
     lease_s: float
     quarantine_s: float
+    ask_s: float
 
 
 class Receive:
@@ -223,11 +225,11 @@ class Receive:
         return cut + lost + self._go_on(now)
 
     def prefill_ended(self, attempt: Attempt, *, now: float) -> ReceivingCommands:
-        """The prompt of ``attempt`` is computed. Each of its ranks must ask to write within one lease from now."""
+        """The prompt of ``attempt`` is computed. Each of its ranks must ask to write within ``ask_s`` from now."""
         if not self._is_open or attempt < self.attempt or attempt <= self.lost_attempt:
             return ()
         revokes = self._begin(attempt, now) if attempt > self.attempt else ()
-        self._ask_by = now + self._times.lease_s
+        self._ask_by = now + self._times.ask_s
         return revokes
 
     def cut(self, session: SessionId, *, now: float) -> ReceivingCommands:

@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 
 from pdcluster_connector.core.gathering import MOST_BUFFER_BYTES
-from pdcluster_connector.settings import CUT_S, parse_settings, require_ipv4
+from pdcluster_connector.settings import ADAPTER_WAIT_S, CUT_S, parse_settings, require_ipv4
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -68,6 +68,13 @@ def test_who_waits_for_staging_memory_waits_longer_than_it_takes_to_win_it_back(
     settings = parse_settings(extra)
     assert settings.staged_s + settings.hold_s + CUT_S <= settings.reshard_wait_s < settings.reshard_timeout_s
     assert settings.handshake_timeout_s + CUT_S <= settings.reshard_wait_s
+
+
+def test_decode_waits_for_ranks_that_have_not_asked_to_write_longer_than_each_may_take() -> None:
+    """A lane shakes hands first, and looks at its adapter then. One that gives up at the end says so itself."""
+    settings = parse_settings({"handshake_timeout_s": 7, "lease_s": 2})
+    assert settings.ask_s(has_adapters=False) == 7 + 2
+    assert settings.ask_s(has_adapters=True) == 7 + ADAPTER_WAIT_S + 2
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3", "node-7.example", "localhost"])

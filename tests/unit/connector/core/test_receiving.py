@@ -34,7 +34,7 @@ C, D = PeerId(b"c"), PeerId(b"d")
 """Ranks 0 and 1 of the engine that makes the second."""
 OWED = {0: 10, 1: 20}
 """Bytes of the two ranks."""
-TIMES = ReceiveTimes(lease_s=9.0, quarantine_s=35.0)
+TIMES = ReceiveTimes(lease_s=9.0, quarantine_s=35.0, ask_s=20.0)
 FAILED = Report(is_received=False, reason="why")
 
 

@@ -169,20 +169,22 @@ def test_a_rank_that_is_done_needs_no_lease() -> None:
 # Prefill has ended, says the router, and nobody came.
 
 
-def test_an_attempt_whose_ranks_never_ask_is_lost_a_lease_after_prefill_has_ended() -> None:
+def test_an_attempt_whose_ranks_never_ask_is_lost_when_no_live_one_could_ask_any_more() -> None:
     receive = new_receive()
     assert receive.prefill_ended(FIRST, now=5.0) == ()
-    assert receive.expire(now=13.9) == ()
-    assert lost_of(receive.expire(now=14.0)).attempt == FIRST
-    assert receive.expire(now=15.0) == ()
+    assert receive.expire(now=24.9) == ()
+    assert lost_of(receive.expire(now=25.0)).attempt == FIRST
+    assert receive.expire(now=26.0) == ()
 
 
 def test_one_rank_that_never_asks_loses_the_attempt_for_the_others_too() -> None:
     receive = new_receive()
     receive.open(A, FIRST, sender(0), now=0.0)
     receive.prefill_ended(FIRST, now=5.0)
-    receive.progress(A, Progress(T, FIRST, 1), now=13.0)
-    assert without_loss(receive.expire(now=14.0)) == [revoke(A)]
+    for now in (8.0, 16.0, 24.0):
+        receive.progress(A, Progress(T, FIRST, 1), now=now)
+    assert receive.expire(now=24.9) == ()
+    assert without_loss(receive.expire(now=25.0)) == [revoke(A)]
 
 
 def test_ranks_that_have_all_asked_may_take_their_time_after_prefill_has_ended() -> None:

@@ -63,7 +63,7 @@ NUM_BYTES = 384
 """3 blocks x 2 layers x 64 bytes."""
 GRANT = Grant(T, FIRST, 9000)
 SESSION = SessionId("s-pboot")
-TIMES = ReceiveTimes(lease_s=9.0, quarantine_s=35.0)
+TIMES = ReceiveTimes(lease_s=9.0, quarantine_s=35.0, ask_s=20.0)
 
 
 def open_(attempt: Attempt = FIRST, transfer: TransferId = T, deadline_ms: int = 50_000) -> Open:
@@ -75,7 +75,7 @@ def hello(tp_rank: int = 0, tp_size: int = 1, fingerprint: KvFingerprint = PRINT
 
 
 def reception(*, is_greeted: bool = True, quarantine_s: float = TIMES.quarantine_s) -> Reception:
-    made = Reception(WELCOME, PRINT, ReceiveTimes(TIMES.lease_s, quarantine_s), SECRET)
+    made = Reception(WELCOME, PRINT, ReceiveTimes(TIMES.lease_s, quarantine_s, TIMES.ask_s), SECRET)
     if is_greeted:
         greet(made)
     return made

@@ -176,11 +176,11 @@ class Receive:
             # A repeated ``Done`` gets no answer while we compare. After that the rank may let its source go.
             is_kept = message.sums is None or (writer is not None and writer.keeps_source)
             return () if is_kept else (Reply(peer, Settled(self.transfer_id, message.attempt)),)
+        if message.num_pushes != writer.num_pushes:
+            return ()  # Said before ``Again``: the second push may be under way.
         if writer.state is not WriterState.WRITING:
             writer.state = WriterState.FENCED
             return self._go_on(now)
-        if message.num_pushes != writer.num_pushes:
-            return ()
         writer.state, writer.sums = WriterState.DONE, writer.sums or message.sums
         rank, expected = writer.sender.rank, writer.sender.debt.num_bytes
         if message.num_pushes == 1 and message.num_bytes != expected:

@@ -95,10 +95,12 @@ class InboundSessions:
         return None
 
     def take_opened(self, *, now: float) -> list[Opened]:
-        """The peers whose wait for a session has ended since the last call."""
+        """The peers whose wait for a session has ended since the last call, and each session that has opened: also one
+        for which no peer waits any more."""
         ended = []
         for boot_id, arrival in list(self._arrivals.items()):
-            ended += [one for one in (self._look(boot_id, arrival), self._turn_away(arrival, now)) if one.peers]
+            looked, late = self._look(boot_id, arrival), self._turn_away(arrival, now)
+            ended += [one for one in (looked, late) if one.peers or one.session is not None]
         return ended
 
     def cut(self, session: SessionId) -> None:

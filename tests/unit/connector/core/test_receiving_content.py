@@ -187,6 +187,16 @@ def test_a_second_push_has_a_lease_and_a_fence_as_the_first() -> None:
     assert revoke(B) in lost
 
 
+def test_what_a_rank_said_before_it_was_asked_again_fences_no_second_push() -> None:
+    """It may have been sent before ``Again`` came, and the second push is under way by now."""
+    receive = pushing_again()
+    assert revoke(A, FIRST) in receive.fail("why", now=3.0)
+    assert receive.done(A, said(0, HALF), now=4.0) == ()
+    assert receive.done(B, said(1, MOST, 2), now=4.0) == (), "rank 0 may still write"
+    assert receive.awaited() == {A}
+    assert receive.done(A, said(0, HALF, 2), now=5.0) == (FAILED,)
+
+
 def test_a_rank_that_says_no_sums_loses_the_attempt_with_the_cure() -> None:
     receive = Receive(T, TIMES, deadline=1000.0, wants_sums=True)
     receive.open(A, FIRST, sender(0), now=0.0)

@@ -361,6 +361,12 @@ def test_the_session_of_an_engine_that_is_silent_for_long_is_closed() -> None:
     assert list(made.expire(now=SESSION_IDLE_S + 10)) == []
 
 
+def test_a_session_that_opened_for_nobody_is_closed_too() -> None:
+    made = Reception(WELCOME, PRINT, TIMES, SECRET)
+    assert list(made.invited((), SESSION, now=0.0)) == []
+    assert list(made.expire(now=SESSION_IDLE_S)) == [CutSession(SESSION, is_idle=True)]
+
+
 def without(name: str) -> RankLayout:
     regions = [msgspec.structs.replace(region, **{name: 0}) for region in layout().regions]
     return msgspec.structs.replace(layout(), regions=tuple(regions))

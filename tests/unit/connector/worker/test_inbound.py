@@ -135,6 +135,18 @@ def test_who_waits_too_long_is_told_and_the_session_serves_the_next() -> None:
     assert opened.peers == (B,)
 
 
+def test_a_session_that_opens_when_nobody_waits_any_more_is_told_all_the_same() -> None:
+    """Who closes idle sessions has to know of it."""
+    held, bench = held_bench()
+    bench.inbound.open(Q, A, now=0.0)
+    (late,) = bench.inbound.take_opened(now=OPEN_S)
+    assert late.peers == (A,)
+    held.may_open.set()
+    (opened,) = bench.wait_for_opened()
+    assert opened == Opened((), bench.inbound.open(Q, B, now=OPEN_S))
+    assert opened.session is not None
+
+
 def test_openings_and_those_who_wait_for_one_are_bounded() -> None:
     held, bench = held_bench()
     for number in range(MAX_OPENINGS):

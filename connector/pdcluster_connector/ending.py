@@ -55,6 +55,11 @@ class EndingThread:
             self._thread.join(left_s(deadline))
         return self._has_ended
 
+    @property
+    def is_at_it(self) -> bool:
+        """Whether ``end`` has not come back."""
+        return self._thread.is_alive()
+
     def _main(self) -> None:
         try:
             self._has_ended = self._end()

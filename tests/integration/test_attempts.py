@@ -154,7 +154,7 @@ def test_late_bytes_of_a_stopped_prefill_do_not_touch_the_next_request(patient: 
 class _ForgetsToCut(InboundSessions):
     """Says that a session is closed, and leaves it open."""
 
-    def _start_closing(self, session: SessionId, transport: Transport) -> None:
+    def _start_closing(self, session: SessionId, transport: Transport, close_by: float) -> None:
         self._left_open = transport
         self._closed.append(session)
         self._on_news()

@@ -133,13 +133,20 @@ class Closable(Protocol):
 def close_or_end_engine(transport: Closable) -> bool:
     """Closes a session. Returns whether no memory is written or read by it any more. Waits for the transport.
 
-    Memory behind a session that does not close can never be given back. The engine is then of no further use, and ends
-    by the signal that vLLM takes for a shutdown.
+    A session that cannot be closed ends the engine.
     """
     try:
         transport.close()
-    except Exception:  # noqa: BLE001  # whatever the transport's library raises
-        _LOG.critical("a session cannot be closed: this engine ends, its blocks are not safe", exc_info=True)
-        os.kill(os.getpid(), signal.SIGTERM)
+    except Exception as error:  # noqa: BLE001  # whatever the transport's library raises
+        end_engine("a session cannot be closed", error)
         return False
     return True
+
+
+def end_engine(why: str, error: Exception | None = None) -> None:
+    """Ends this engine by the signal that vLLM takes for a shutdown. ``why``: the session that does not close.
+
+    Memory behind such a session can never be given back: the engine is of no further use.
+    """
+    _LOG.critical("%s: this engine ends, its blocks are not safe", why, exc_info=error)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -4,7 +4,8 @@ Closing a session is the hard fence: no byte of its engine can land any more. Ot
 share the session (``transport/shared.py``). Closing takes Mooncake 0.8 s (measured with 0.3.13), and opening takes
 seconds with RDMA, so short-lived threads do both.
 
-    asked for --> opening --> open, or failed: told to each peer that asked meanwhile --> cut
+    asked for --> opening --> open, or failed: told to each peer that asked meanwhile --> cut --> closed, or too late:
+                                                                                                 the engine ends
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Final
 
 from pdcluster_connector.core.writers import PeerId, SessionId
 from pdcluster_connector.ending import EndingThread, have_ended
 from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
+from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine, end_engine
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import BootId
 
@@ -61,6 +63,15 @@ class _Arrival:
         return late
 
 
+@dataclass(slots=True)
+class _Cutter:
+    """A session that is being closed, and until when (running seconds) it must be closed."""
+
+    session: SessionId
+    thread: EndingThread
+    close_by: float
+
+
 class InboundSessions:
     """The inbound sessions of one decode rank. Receiver thread only, except ``close``."""
 
@@ -71,7 +82,7 @@ class InboundSessions:
         self._open: dict[BootId, Transport] = {}
         self._arrivals: dict[BootId, _Arrival] = {}
         self._closed: deque[SessionId] = deque()
-        self._cutters: list[EndingThread] = []
+        self._cutters: list[_Cutter] = []
         """Those that have not closed their session, perhaps because it cannot be closed."""
 
     def open(self, boot_id: BootId, peer: PeerId, *, now: float) -> SessionId | None:
@@ -103,20 +114,24 @@ class InboundSessions:
             ended += [one for one in (looked, late) if one.peers or one.session is not None]
         return ended
 
-    def cut(self, session: SessionId) -> None:
+    def cut(self, session: SessionId, *, close_by: float) -> None:
         """Begins to close ``session``; ``take_closed`` returns it once no byte can land through it.
 
-        If engines share the session, all of them need another one.
+        If engines share the session, all of them need another one. ``close_by``: running seconds; one that closes later
+        ends this engine.
         """
         self._sessions.leave(session)
         cut = [boot_id for boot_id, transport in self._open.items() if transport.session == session]
         users = [self._open.pop(boot_id) for boot_id in cut]
         if users:
-            self._start_closing(session, users[0])
+            self._start_closing(session, users[0], close_by)
 
-    def take_closed(self) -> list[SessionId]:
-        """Sessions whose closing has ended since the last call."""
-        self._cutters = [cutter for cutter in self._cutters if not cutter.wait(_NOW)]
+    def take_closed(self, *, now: float) -> list[SessionId]:
+        """Sessions whose closing has ended since the last call. Ends this engine if one is too late."""
+        self._cutters = [cutter for cutter in self._cutters if not cutter.thread.wait(_NOW)]
+        for late in (cutter for cutter in self._cutters if now >= cutter.close_by and cutter.thread.is_at_it):
+            late.close_by = inf
+            end_engine(f"session {late.session} does not close")
         closed = []
         while self._closed:
             closed.append(self._closed.popleft())
@@ -129,12 +144,11 @@ class InboundSessions:
         """
         opened, self._open = self._open, {}
         for transport in opened.values():
-            self._start_closing(SessionId(transport.session), transport)
+            self._start_closing(SessionId(transport.session), transport, inf)
         arrivals, self._arrivals = self._arrivals, {}
-        for arrival in arrivals.values():
-            self._cutters.append(EndingThread(partial(arrival.opening.close, OPEN_S)))
+        endings = [EndingThread(partial(arrival.opening.close, OPEN_S)) for arrival in arrivals.values()]
         are_closed = self._sessions.close(deadline)
-        return have_ended(self._cutters, deadline) and are_closed
+        return have_ended([*endings, *(cutter.thread for cutter in self._cutters)], deadline) and are_closed
 
     def _look(self, boot_id: BootId, arrival: _Arrival) -> Opened:
         peers = tuple(arrival.guests)
@@ -154,8 +168,9 @@ class InboundSessions:
     def _turn_away(self, arrival: _Arrival, now: float) -> Opened:
         return Opened(arrival.take_late(now), reason=f"decode could not open a session within {OPEN_S:g} s")
 
-    def _start_closing(self, session: SessionId, transport: Transport) -> None:
-        self._cutters.append(EndingThread(partial(self._close, session, transport), "pdcluster-cut"))
+    def _start_closing(self, session: SessionId, transport: Transport, close_by: float) -> None:
+        thread = EndingThread(partial(self._close, session, transport), "pdcluster-cut")
+        self._cutters.append(_Cutter(session, thread, close_by))
 
     def _close(self, session: SessionId, transport: Transport) -> bool:
         if not close_or_end_engine(transport):

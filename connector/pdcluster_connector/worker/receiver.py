@@ -8,6 +8,7 @@ running time: time while the process was stopped does not count.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -52,6 +53,9 @@ _IDLE_S: Final = 1.0
 MAX_WORK_S: Final = 0.25
 """The most running time that is counted for a turn beyond its wait: in a longer turn the process was stopped. The
 bound is below a lease: after a stop, the renewals in the socket are heard before a lease can lapse."""
+_CLOSE_S: Final = 60.0
+"""The longest that requests wait for a session to close; then the engine ends. So it is far longer than ``CUT_S``. No
+request waits for an idle session, which may take for ever."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
 _MAX_BYTES_PER_TURN: Final = 8 << 20
@@ -197,7 +201,7 @@ class Receiver:
             self._on_news(*self._due.popleft(), now)
         for opened in self._sessions.take_opened(now=now):
             self._welcome(opened, now)
-        for session in self._sessions.take_closed():
+        for session in self._sessions.take_closed(now=now):
             self._do(self._reception.cut(session, now=now), now)
         self._receive_all(now)
         self._sum_up(now)
@@ -279,12 +283,12 @@ class Receiver:
                 case Lost() | Differs():
                     self._log_attempt(command)
                 case CutSession():
-                    self._cut(command)
+                    self._cut(command, now)
 
-    def _cut(self, cut: CutSession) -> None:
+    def _cut(self, cut: CutSession, now: float) -> None:
         if not cut.is_idle:
             log_failure(TransferFailure.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
-        self._sessions.cut(cut.session)
+        self._sessions.cut(cut.session, close_by=math.inf if cut.is_idle else now + _CLOSE_S)
 
     def _invite(self, invite: Invite, now: float) -> None:
         try:

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 
 import pytest
 
@@ -49,9 +50,9 @@ class Bench:
     def cut(self, session: SessionId) -> None:
         """It is closed when this returns, and was named."""
         self.news.clear()
-        self.inbound.cut(session)
+        self.inbound.cut(session, close_by=inf)
         assert self.news.wait(5.0)
-        assert self.inbound.take_closed() == [session]
+        assert self.inbound.take_closed(now=0.0) == [session]
 
     def wait_for_opened(self) -> list[Opened]:
         until = time.monotonic() + 30
@@ -177,7 +178,7 @@ def test_a_cut_session_is_named_once_when_nothing_can_land_by_it_and_never_opene
     bench = Bench()
     cut, kept = bench.open(P), bench.open(Q)
     bench.cut(cut)
-    assert bench.inbound.take_closed() == []
+    assert bench.inbound.take_closed(now=0.0) == []
     assert cut not in bench.network._memories
     assert bench.open(P) != cut
     assert bench.open(Q) == kept
@@ -248,11 +249,11 @@ def test_a_session_whose_close_blocks_is_left_at_the_deadline_and_not_called_clo
     bench = Bench(make, is_shared=is_shared)
     session = bench.open(P)
     assert not bench.inbound.close(PASSED)
-    assert bench.inbound.take_closed() == []
+    assert bench.inbound.take_closed(now=0.0) == []
     assert session in network._memories
     may_close.set()
     assert bench.inbound.close(soon())
-    assert bench.inbound.take_closed() == [session]
+    assert bench.inbound.take_closed(now=0.0) == [session]
     assert not network._memories
 
 
@@ -268,10 +269,32 @@ def test_a_session_that_could_not_be_closed_long_before_the_end_is_not_called_cl
         raise RuntimeError("the library gave up")
 
     bench.inbound._open[P].close = fail  # type: ignore[method-assign]  # the library fails
-    bench.inbound.cut(session)
+    bench.inbound.cut(session, close_by=60.0)
     assert until(lambda: signals == [signal.SIGTERM] and not closing_threads())
-    assert bench.inbound.take_closed() == []
+    assert bench.inbound.take_closed(now=90.0) == []
+    assert signals == [signal.SIGTERM], "said once"
     assert not bench.inbound.close(soon())
+
+
+def test_a_session_whose_close_never_comes_back_ends_the_engine_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests wait for the close: their blocks could never be given back."""
+    bench, signals, may_close = Bench(), list[int](), threading.Event()
+    monkeypatch.setattr("os.kill", lambda _, number: signals.append(number))
+    session = bench.open(P)
+
+    def block() -> None:
+        may_close.wait()
+
+    bench.inbound._open[P].close = block  # type: ignore[method-assign]  # the library blocks
+    bench.inbound.cut(session, close_by=60.0)
+    assert bench.inbound.take_closed(now=59.9) == []
+    assert signals == []
+    assert bench.inbound.take_closed(now=60.0) == []
+    assert bench.inbound.take_closed(now=90.0) == []
+    assert signals == [signal.SIGTERM]
+    assert not bench.inbound.close(PASSED)
+    may_close.set()
+    assert bench.inbound.close(soon())
 
 
 def closing_threads() -> list[threading.Thread]:
@@ -317,13 +340,13 @@ def test_a_session_is_not_called_closed_while_it_closes() -> None:
         assert may_close.wait(5.0)
 
     transport.close = close_slowly  # type: ignore[method-assign]  # a transport that takes its time
-    bench.inbound.cut(cut)
+    bench.inbound.cut(cut, close_by=inf)
     assert is_closing.wait(5.0)
     assert not bench.news.wait(0.1)
-    assert bench.inbound.take_closed() == []
+    assert bench.inbound.take_closed(now=0.0) == []
     may_close.set()
     assert bench.news.wait(5.0)
-    assert bench.inbound.take_closed() == [cut]
+    assert bench.inbound.take_closed(now=0.0) == [cut]
 
 
 def test_where_engines_share_a_session_a_cut_ends_it_for_all_and_each_gets_the_next_one() -> None:
@@ -342,7 +365,7 @@ def test_a_shared_session_that_is_cut_while_another_engine_is_about_to_get_it_is
     cut = bench.open(P)
     assert bench.inbound.open(Q, A, now=0.0) is None
     assert bench.news.wait(5.0), "it has its session, and nobody has looked"
-    bench.inbound.cut(cut)
+    bench.inbound.cut(cut, close_by=inf)
     (opened,) = bench.wait_for_opened()
     assert (opened.peers, opened.session) == ((A,), None)
     assert "closed the session" in opened.reason
@@ -362,7 +385,7 @@ def test_a_shared_session_is_given_to_nobody_from_the_moment_of_its_cut_on() -> 
         close()
 
     transport.close = close_late  # type: ignore[method-assign]  # the thread that closes it has not begun
-    bench.inbound.cut(cut)
+    bench.inbound.cut(cut, close_by=inf)
     assert bench.open(Q) != cut
     may_close.set()
     assert bench.inbound.close(soon())

@@ -4,7 +4,7 @@
                     ...
                     pre_forward          handle_preemptions: too late, a lane may have read what was written
 
-So this module stands around ``GPUModelRunner.update_requests`` (vLLM 0.26 to 0.33 ``v1/worker/gpu/model_runner.py``).
+So this module stands around ``GPUModelRunner.update_requests`` (vLLM 0.23 to 0.33 ``v1/worker/gpu/model_runner.py``).
 The V1 runner asks first, and needs nothing. All calls come from the worker's forward thread.
 """
 

@@ -158,8 +158,9 @@ class Settings(SpanSettings):
     """Decode engines that a request is sent to, before the client has its first byte. 2: the second one proves whether
     it was the engine or the request; more would carry a request that kills engines through the whole pool."""
     on_prefill_failure: Action = Action.RECOMPUTE
-    """Decode's action when no prefill attempt is left. recompute: as its kv_load_failure_policy says. fail: the client
-    gets a 502 at once, for pools whose decode engines must never compute prompts."""
+    """Decode's action when no prefill attempt is left. recompute: as its kv_load_failure_policy says. fail: another
+    revision's pair is asked if there is one, else the client gets a 502 at once. For pools whose decode engines must
+    never compute prompts."""
     max_prefill_backlog_tokens: int = Field(default=65536, ge=1, le=1 << 30)
     """Prompt tokens that may be under way for each usable prefill engine, and for each decode engine of what it has to
     prefill by itself: estimated from bytes, exact once decode has reserved. No request counts for more than a quarter.

@@ -90,9 +90,9 @@ class FakeEngine:
         self.models = models_answer("m")
         """Its answer to ``GET /v1/models``."""
         self.num_questions = 0
-        self.num_lists = 0
         self.question_fault = Fault.NONE
         """``DIE``, ``HANG`` or ``TOO_MUCH``: how it fails at what it answers without its core."""
+        self.num_lists = 0
         """How often it was asked for that."""
         self.list_headers: dict[str, str] = {}
         """Of the last time."""

@@ -15,10 +15,14 @@ from fakes.http import Message, request_bytes
 from fakes.router import Rig, running_rig
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_router.front import pass_on
+from pdcluster_router.front.pass_on import SMALL_BYTES
 
 pytestmark = pytest.mark.anyio
 
 BODY = b'{"model":"m",  "prompt":"a b", "big":123456789012345678901234567890}'
+
+
+LARGE = b'{"prompt":"%b"}' % (b"x" * SMALL_BYTES)
 
 
 async def ask(rig: Rig, path: str = "/tokenize", body: bytes = BODY, headers: dict[str, str] | None = None) -> Message:
@@ -64,25 +68,42 @@ async def test_an_engine_that_is_gone_is_no_clients_matter_while_another_one_ans
 
 
 @pytest.mark.parametrize(
-    ("fault", "num_asked", "says"),
+    ("fault", "body", "num_asked", "says"),
     [
-        (Fault.TOO_MUCH, 1, "the answer is larger than"),
-        (Fault.HANG, 1, "sent no answer within"),
-        (Fault.DIE, 2, "decode-"),
+        (Fault.TOO_MUCH, BODY, 1, "the answer is larger than"),
+        (Fault.HANG, LARGE, 1, "sent no answer within 3 s"),
+        (Fault.HANG, BODY, 2, "sent no answer within 1.5 s"),
+        (Fault.DIE, LARGE, 2, "decode-"),
     ],
 )
 async def test_a_question_that_engines_cannot_bear_is_not_carried_through_the_pool(
-    fault: Fault, num_asked: int, says: str, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, body: bytes, num_asked: int, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pass_on, "TIMEOUT_S", EDGE_S if fault is not Fault.HANG else 0.2)
+    monkeypatch.setattr(pass_on, "TIMEOUT_S", EDGE_S if fault is not Fault.HANG else 3.0)
     async with running_rig(num_decode=5) as rig:
         for engine in rig.decodes:
             engine.question_fault = fault
-        answer = await ask(rig)
+        answer = await ask(rig, body=body)
         assert code_of(answer) == (502, "no_answer")
         assert says in answer.json()["error"]["message"]
         assert sum(engine.num_questions for engine in rig.decodes) == num_asked
         assert rig.router.room.used_bytes == 0
+
+
+async def test_a_small_question_does_not_wait_for_an_engine_that_is_busy_with_a_large_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pass_on, "TIMEOUT_S", 4.0)
+    async with running_rig(num_decode=2) as rig:
+        rig.decodes[0].question_fault = Fault.HANG
+        assert (await ask(rig)).status == 200
+        assert [engine.num_questions for engine in rig.decodes] == [1, 1]
+
+
+async def test_engines_that_answer_no_connection_are_no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_on, "TIMEOUT_S", 0.0)
+    async with running_rig(num_decode=2) as rig:
+        assert code_of(await ask(rig)) == (503, "no_decode_engine")
 
 
 async def test_however_many_engines_are_gone_a_question_finds_the_one_that_is_there() -> None:

@@ -124,7 +124,11 @@ class MooncakeTransport:
             self._submitted[write] = self._submit(session, ranges)
         else:
             self._submitted[write] = _DEFERRED
-            self._openings.defer(Write(write, session, ranges))
+            try:
+                self._openings.defer(Write(write, session, ranges))
+            except TransferError:
+                del self._submitted[write]
+                raise
         return write
 
     def write_status(self, write: WriteId) -> WriteStatus:

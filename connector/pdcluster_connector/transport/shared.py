@@ -134,6 +134,8 @@ class SharedTransport:
 class SharedSessions(Sessions):
     """As ``Sessions``, with one transport for all."""
 
+    is_shared = True
+
     def __init__(self, make: Callable[[], Transport], use: Use) -> None:
         """``make``: a transport with the rank's memory registered.
 

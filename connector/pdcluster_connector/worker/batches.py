@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from pdcluster_connector.core.gathering import StripRun
@@ -9,6 +10,7 @@ from pdcluster_connector.core.ranges import ByteRanges
 from pdcluster_connector.core.sending import Push
 from pdcluster_connector.device import DeviceEvent
 from pdcluster_connector.reshard import GatheredStrips, StagingBuffer
+from pdcluster_connector.settings import MAX_BYTES_IN_SUBMIT
 from pdcluster_connector.transport.base import WriteRange
 from pdcluster_protocol.trace import LayerTrace
 
@@ -158,7 +160,15 @@ def cursors_of(part: Part) -> list[Cursor]:
 
 
 def _absolute_rows(part: Part) -> list[WriteRange]:
-    """(source, target, bytes) of each range, as addresses."""
+    """(source, target, bytes) of each range, as addresses. A range of more than ``MAX_BYTES_IN_SUBMIT`` is cut up."""
     sources = (part.ranges.source + part.source_base).tolist()
     targets = (part.ranges.target + part.target_base).tolist()
-    return list(zip(sources, targets, part.ranges.num_bytes.tolist(), strict=True))
+    rows = list(zip(sources, targets, part.ranges.num_bytes.tolist(), strict=True))
+    if not rows or max(num_bytes for _, _, num_bytes in rows) <= MAX_BYTES_IN_SUBMIT:
+        return rows
+    return [piece for row in rows for piece in _pieces(*row)]
+
+
+def _pieces(source: int, target: int, num_bytes: int) -> Iterator[WriteRange]:
+    for first in range(0, num_bytes, MAX_BYTES_IN_SUBMIT):
+        yield source + first, target + first, min(MAX_BYTES_IN_SUBMIT, num_bytes - first)

@@ -85,6 +85,11 @@ class InboundSessions:
         self._cutters: list[_Cutter] = []
         """Those that have not closed their session, perhaps because it cannot be closed."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all engines have one session: they wait while it is being closed."""
+        return self._sessions.is_shared
+
     def open(self, boot_id: BootId, peer: PeerId, *, now: float) -> SessionId | None:
         """The session of this life of a prefill engine, for all of its ranks; None: ``take_opened`` will name ``peer``.
 

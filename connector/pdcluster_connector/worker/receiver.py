@@ -55,7 +55,7 @@ MAX_WORK_S: Final = 0.25
 bound is below a lease: after a stop, the renewals in the socket are heard before a lease can lapse."""
 _CLOSE_S: Final = 60.0
 """The longest that requests wait for a session to close; then the engine ends. So it is far longer than ``CUT_S``. No
-request waits for an idle session, which may take for ever."""
+request waits for an idle session that one engine has, which may take for ever."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
 _MAX_BYTES_PER_TURN: Final = 8 << 20
@@ -288,7 +288,8 @@ class Receiver:
     def _cut(self, cut: CutSession, now: float) -> None:
         if not cut.is_idle:
             log_failure(TransferFailure.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
-        self._sessions.cut(cut.session, close_by=math.inf if cut.is_idle else now + _CLOSE_S)
+        is_waited_for = not cut.is_idle or self._sessions.is_shared
+        self._sessions.cut(cut.session, close_by=now + _CLOSE_S if is_waited_for else math.inf)
 
     def _invite(self, invite: Invite, now: float) -> None:
         try:

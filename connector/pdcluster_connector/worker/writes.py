@@ -18,7 +18,7 @@ from pdcluster_connector.core.pace import LONGEST_LOOK_S, SHORTEST_LOOK_S, Write
 from pdcluster_connector.core.sending import Push, PushKey, SendingCommands
 from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import StripGatherer
-from pdcluster_connector.settings import MAX_BYTES_IN_FLIGHT, MAX_WRITES_IN_FLIGHT
+from pdcluster_connector.settings import MAX_BYTES_IN_FLIGHT, MAX_BYTES_IN_SUBMIT, MAX_WRITES_IN_FLIGHT
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.worker.batches import Batch, Cursor, HeldBuffers, cursors_of
 from pdcluster_connector.worker.lane_strips import LaneStrips
@@ -158,7 +158,8 @@ class WriteQueue:
     def _submit(self, now: float) -> Iterator[tuple[Push, SendingCommands]]:
         most = self.transport.writes_per_submit
         while self._num_writes_in_flight + most <= MAX_WRITES_IN_FLIGHT:
-            portions, ranges = self._take(most, MAX_BYTES_IN_FLIGHT - self._num_bytes_in_flight)
+            left = MAX_BYTES_IN_FLIGHT - self._num_bytes_in_flight
+            portions, ranges = self._take(most, min(left, MAX_BYTES_IN_SUBMIT))
             if not ranges:
                 return
             if reason := self._hand_over(portions, ranges, now):

@@ -39,13 +39,13 @@ class Fetched:
 
 
 class NoWholeAnswer(Unavailable):
-    """An engine gave no whole answer. ``is_unsent``: it never saw the question. ``is_final``: another engine would give
-    none either, or would take as long."""
+    """An engine gave no whole answer. ``is_unsent``: it never saw the question. ``is_too_large``: the answer has more
+    than ``MAX_FETCHED_BYTES``."""
 
-    def __init__(self, reason: str, *, is_unsent: bool = False, is_final: bool = False) -> None:
+    def __init__(self, reason: str, *, is_unsent: bool = False, is_too_large: bool = False) -> None:
         super().__init__(reason)
         self.is_unsent = is_unsent
-        self.is_final = is_final
+        self.is_too_large = is_too_large
 
 
 class Engine:
@@ -169,7 +169,7 @@ class Engine:
         connections."""
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._fetch_once(self._get("/health"), is_probe=True)
+                answer = await self._fetch_once(self._get("/health"), _Collector(), is_probe=True)
         except TimeoutError:
             return Sign.SILENT
         except _LostError as error:
@@ -186,18 +186,22 @@ class Engine:
         request = self._get(path, headers)
         if body is not None:
             request = (_POST % (path.encode(), self._host, len(body), headers), body)
+        collector = _Collector()
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._fetch_once(request)
+                return await self._fetch_once(request, collector)
         except TimeoutError as error:
-            raise NoWholeAnswer(f"{self.name} sent no answer within {timeout_s:.3g} s", is_final=True) from error
+            reason = f"{self.name} sent no answer within {timeout_s:.3g} s"
+            raise NoWholeAnswer(reason, is_unsent=not collector.is_sent) from error
         except _LostError as error:
-            is_unsent, is_final = error.lost.is_unsent, error.lost is _TOO_LARGE
-            raise NoWholeAnswer(scrub(f"{self.name}: {error}"), is_unsent=is_unsent, is_final=is_final) from error
+            lost = error.lost
+            reason, is_too_large = scrub(f"{self.name}: {error}"), lost is _TOO_LARGE
+            raise NoWholeAnswer(reason, is_unsent=lost.is_unsent, is_too_large=is_too_large) from error
 
-    async def _fetch_once(self, request: Request, *, is_probe: bool = False, fresh: bool = False) -> Fetched:
+    async def _fetch_once(
+        self, request: Request, collector: _Collector, *, is_probe: bool = False, fresh: bool = False
+    ) -> Fetched:
         """Sends the request. If an idle connection was found closed, sends it again on a new one."""
-        collector = _Collector()
         call = self.pool.send(request, collector, fresh=fresh, is_exempt=is_probe)
         try:
             return await collector.done
@@ -205,8 +209,9 @@ class Engine:
             if fresh or not error.lost.is_stale:
                 raise
         finally:
+            collector.is_sent = call.connection is not None
             call.close()
-        return await self._fetch_once(request, is_probe=is_probe, fresh=True)
+        return await self._fetch_once(request, _Collector(), is_probe=is_probe, fresh=True)
 
     def _get(self, path: str, headers: bytes = b"") -> Request:
         return (b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers),)
@@ -229,6 +234,8 @@ class _Collector:
 
     def __init__(self) -> None:
         self.done: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+        self.is_sent = False
+        """Whether a connection had the request, once it is over."""
         self._head: ResponseHead | None = None
         self._body = bytearray()
 

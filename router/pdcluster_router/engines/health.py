@@ -1,9 +1,9 @@
 """Asks the engines in the background whether they are well, so that ``/health`` itself never waits.
 
 A task of its own asks each engine that may get work, now or later, and each that leaves but still has a request. A
-prefill engine that terminates may get work, where its revision has no other. An engine is healthy if it has answered
-its last probe with 200 in time. Before it counts as healthy it is asked which models it serves, and later now and then,
-for adapters come and go.
+prefill engine that terminates may get work too: it is the last resort of its revision. An engine is healthy if it has
+answered its last probe with 200 in time. Before it counts as healthy it is asked which models it serves, and later now
+and then, for adapters come and go.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def missing_engines(roster: Roster) -> str:
 
 
 def _may_get_work(engine: Engine) -> bool:
-    is_last = engine.role is Role.PREFILL and engine.state is EngineState.FINISHING
-    return engine.state.is_probed or is_last
+    is_last_resort = engine.role is Role.PREFILL and engine.state is EngineState.FINISHING
+    return engine.state.is_probed or is_last_resort
 
 
 class Probes:

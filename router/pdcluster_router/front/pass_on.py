@@ -2,8 +2,9 @@
 
 Such a question needs neither a pair nor a place in the queue: vLLM answers it without its engine's core (vLLM 0.32
 ``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). If an engine hangs up, the router asks another one, since
-questions change nothing. But a question that takes too long, or whose answer is too large, is asked once: it occupies
-the one tokenizer that an engine has for all prompts, and would go on to the next engine's.
+questions change nothing. But a large question that takes too long, or one whose answer is too large, is asked once: it
+occupies the one tokenizer that an engine has for all prompts, and would go on to the next engine's. A small one may
+only have waited for such a question of another client.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from pdcluster_router.front.router import Router
 
 QUESTIONS: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 """Each takes a POST."""
+SMALL_BYTES: Final = 64 << 10
+"""A question of so many bytes, or fewer, is small: a tokenizer takes milliseconds for it."""
 VERSION: Final = "/version"
 """A GET."""
 TIMEOUT_S: Final = 30.0
@@ -67,22 +70,24 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
     headers = router.access.line_for_engines(request.headers.raw)
     if body is not None:
         headers += b"content-type: %b\r\n" % request.headers.get("content-type", "application/json").encode("latin-1")
-    now, num_lost = router.services.now, 0
+    now, most, num_lost = router.services.now, router.settings.max_decode_attempts, 0
     deadline = now() + TIMEOUT_S
-    while (engine := other_decode(tried)) is not None:
+    num_shares = most if body is None or len(body) <= SMALL_BYTES else 1
+    while (engine := other_decode(tried)) is not None and (left_s := deadline - now()) > 0:
         tried.append(engine)
         page.asks(engine)
+        timeout_s = left_s / max(1, num_shares - num_lost)
         try:
-            answer = await engine.fetch(request.url.path, timeout_s=deadline - now(), headers=headers, body=body)
+            answer = await engine.fetch(request.url.path, timeout_s=timeout_s, headers=headers, body=body)
         except NoWholeAnswer as error:
             reason = str(error)
             num_lost += not error.is_unsent
-            if error.is_final or num_lost >= router.settings.max_decode_attempts:
-                raise RefusedRequest(unanswered(reason)) from error
+            if error.is_too_large or num_lost >= most:
+                break
         else:
             page.is_engines_answer = True
             return answer
-    raise RefusedRequest(no_engine("decode", reason))
+    raise RefusedRequest(unanswered(reason) if num_lost else no_engine("decode", reason))
 
 
 def _for_its_model(

@@ -21,14 +21,14 @@ _UNKNOWN: Final = frozenset((401, 403, 404))
 
 
 @dataclass(frozen=True, slots=True)
-class _WithRevision(Collection[Engine]):
-    """Engines, and all others of a revision: to count those out one by one took seconds in a large pool."""
+class _WithRevisions(Collection[Engine]):
+    """Engines, and all others of some revisions: to count those out one by one took seconds in a large pool."""
 
     engines: tuple[Engine, ...]
-    revision: str
+    revisions: tuple[str, ...]
 
     def __contains__(self, engine: object) -> bool:
-        return isinstance(engine, Engine) and (engine.revision == self.revision or engine in self.engines)
+        return isinstance(engine, Engine) and (engine.revision in self.revisions or engine in self.engines)
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self.engines)
@@ -44,7 +44,7 @@ class DecodeLeg:
         "_call",
         "_era",
         "_fresh",
-        "_left_revision",
+        "_left_revisions",
         "_num_asked",
         "_num_prompt_tokens",
         "_num_tokens",
@@ -65,7 +65,7 @@ class DecodeLeg:
         self._suspects: Suspects | None = None
         self._call: Call | None = None
         self._tried: tuple[Engine, ...] = ()  # A tuple costs nothing: as a rule it stays empty.
-        self._left_revision: str | None = None
+        self._left_revisions: tuple[str, ...] = ()
         self._fresh = False
 
     @property
@@ -90,8 +90,8 @@ class DecodeLeg:
 
     def _place(self) -> Engine | None:
         tried: Collection[Engine] = self._tried
-        if self._left_revision is not None:
-            tried = _WithRevision(self._tried, self._left_revision)
+        if self._left_revisions:
+            tried = _WithRevisions(self._tried, self._left_revisions)
         return self.request.terms.place_decode(self.request, tried)
 
     def send(self, params: DecodeParams | bytes | None, line: bytes, sink: ResponseSink) -> Call:
@@ -172,7 +172,7 @@ class DecodeLeg:
 
         Only while an engine has the request. That engine keeps it until ``leave``, and is not to blame.
         """
-        self._left_revision = self.revision
+        self._left_revisions += (self.revision,)
         is_left = self._place() is not None
         self._num_asked -= is_left
         return is_left

@@ -6,8 +6,8 @@
                           |
                     PrefillAttempts --> prefill engine, and the next one
 
-Owns the request's legs, its open metaserver calls, its share of the prefill backlog and its one timer, and gives all
-of them back when the pairing is over. Decides nothing that ``core/requests/pairing.py`` can decide.
+Owns the request's legs, its open metaserver calls, its share of the prefill backlog and its one timer, until the
+pairing is over. Decides nothing that ``core/requests/pairing.py`` can decide.
 """
 
 from __future__ import annotations
@@ -301,8 +301,7 @@ class Exchange:
             line += self._request.trace.next_line()
         params: DecodeParams | bytes | None = None
         if self._request.has_transfer:
-            wants_receipt = self._request.terms.wants_receipt
-            params = self._services.decode_params(self._pairing, wants_receipt=wants_receipt)
+            params = self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
         self._relay.begin(self._decode.send(params, line, self._relay))
 
     def _renew_transfer(self) -> None:
@@ -342,7 +341,9 @@ class Exchange:
         if self._attempts.start(reservation, attempt, self._pairing.transfer_deadline, self._decode.revision):
             self.record.prefill_sent(attempt, self._attempts.engine_name)
         elif not self._request.terms.retries.recomputes and self._decode.leave_revision():
-            self._no_kv(Event.DECODE_FAILED)  # Another revision has a pair, while this one's prefill engines are gone.
+            self._prefill_failure = "no prefill engine of this revision is left, and another one has a pair"
+            self.record.failed(FailureKind.PREFILL_EXHAUSTED, self._prefill_failure, self._decode.name)
+            self._no_kv(Event.DECODE_FAILED)
         else:
             self._no_kv(Event.NO_PREFILL_LEFT)  # All may have failed while another decode engine had the request.
 

@@ -111,7 +111,10 @@ class FanOut:
         self._num_entered += 1
         if self._num_entered < len(self._parts):
             self._services.call_later(0.0, self._enter_next)
-        self._enter(self._parts[number], self._request_of(number))
+        request = self._request_of(number)
+        if self._num_entered == len(self._parts):
+            self._request = self._request.without_body()
+        self._enter(self._parts[number], request)
 
     def _request_of(self, number: int) -> ClientRequest:
         request_id = self._naming.part_id(number)
@@ -251,6 +254,7 @@ class FanOut:
     def _begin(self) -> None:
         held, self._held = self._held, b""
         self._has_begun = True
+        self._record.began()
         self.num_streamed_bytes = len(held)
         self._cycle.start(_OK, self._lines, None, held)
 
@@ -259,6 +263,7 @@ class FanOut:
         self._cycle.write(events)
 
     def _answer(self, body: bytes) -> None:
+        self._record.began()
         self._record.answered(_OK)
         self._end()
         self._cycle.answer(_OK, body, self._lines)

@@ -54,9 +54,11 @@ class PartsRecord:
 
     def first_byte(self) -> None:
         """The first bytes of any part's answer have come."""
-        seconds = self._services.now() - self._received_at
-        self._services.metrics.took(Span.FIRST_BYTE, seconds)
-        self._services.metrics.began(self._model, seconds)
+        self._services.metrics.took(Span.FIRST_BYTE, self._services.now() - self._received_at)
+
+    def began(self) -> None:
+        """The client gets the first bytes of an answer that is no error."""
+        self._services.metrics.began(self._model, self._services.now() - self._received_at)
 
     def answered(self, status: int) -> None:
         """The client has the whole answer."""

@@ -183,7 +183,6 @@ class PrefillLeg:
             self.close()
         else:
             self._on_end = self._end_alone
-            self._body, self._headers, self._is_resent = _NOTHING, b"", True  # They count in nobody's room any more.
             self._timer = services.call_later(services.dialect.prefill_goes_on_s, self.close)
 
     def close(self) -> None:

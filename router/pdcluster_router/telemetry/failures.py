@@ -37,7 +37,7 @@ class FailureKind(Enum):
     ATTEMPT_LOST = "attempt_lost"
     """One attempt: decode says that its KV will not be complete."""
     PREFILL_EXHAUSTED = "prefill_exhausted"
-    """No attempt is left: decode recomputes, or the client gets an error."""
+    """No attempt is left: decode recomputes, another revision's pair is asked, or the client gets an error."""
     RESERVATION_LOST = "reservation_lost"
     """Decode hung up on the metaserver before the outcome."""
     RESERVATION_REFUSED = "reservation_refused"

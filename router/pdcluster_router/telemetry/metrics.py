@@ -127,7 +127,8 @@ class Metrics:
         self._registry.register(_Total("local_prefill", local, lambda: self.num_local_prefills))
         self.decode_resent = self._counter(
             "decode_resent",
-            "Requests sent to decode again: the first try never reached an engine, or the engine failed",
+            "Requests sent to decode again: the first try never reached an engine, the engine failed, or its revision "
+            "has no prefill engine left",
         )
         self.trace_lost = self._counter("trace_lost_lines", "Lines of --trace-file that could not be written")
         self.access_log_lost = self._counter("access_log_lost_lines", "Lines of --access-log that could not be written")
@@ -226,7 +227,8 @@ class Metrics:
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
-        engines = ((_labels_of(sample), sample.answered) for sample in self._samples())
+        by_url = {(sample.role, sample.url): sample for sample in self._samples()}  # An old pod's engine may still end.
+        engines = ((_labels_of(sample), sample.answered) for sample in by_url.values())
         models = (({"model": model}, seconds) for model, seconds in self._first_bytes.items())
         own = histogram_text(_PREFIX + "engine_answer_seconds", _ENGINES, engines)
         own += histogram_text(_PREFIX + "model_first_byte_seconds", _MODELS, models)

@@ -30,7 +30,8 @@ MAX_PARTS: Final = 64
 quarter of the 256 sequences that vLLM runs at once where it is not told otherwise."""
 MAX_REPEATED_BYTES: Final = 1 << 20
 """The most bytes that the parts of a request repeat in all: of its headers, and of a completion's body all but the
-prompts. They count in no client's room, so they must be few. The parts of a chat share the client's body."""
+prompts. They count in no client's room, so they must be few. Parts of one prompt share their body, as those of a chat
+do."""
 
 _SAMPLING: Final = (
     "allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "length_penalty",
@@ -98,7 +99,7 @@ def taken_apart(body: ClientBody, *, is_chat: bool, num_header_bytes: int) -> Di
     if prompts is None or not 1 < (num_parts := num_choices * max(1, len(prompts))) <= MAX_PARTS:
         return None
     begin = _all_but_prompts(said) if prompts else b""
-    if num_parts * (num_header_bytes + len(begin)) > MAX_REPEATED_BYTES:
+    if num_parts * num_header_bytes + len(prompts) * len(begin) > MAX_REPEATED_BYTES:
         return None
     bodies = [one.for_model(body.engines_name) for one in _one_prompt_each(begin, prompts)] if prompts else [body]
     return Division(tuple(_choices(bodies, said, num_choices)), num_choices)

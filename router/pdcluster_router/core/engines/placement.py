@@ -138,7 +138,7 @@ def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
 def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     """Prefill engines for a request that a decode engine of ``revision`` has, best first.
 
-    The last tier has engines that terminate: without them decode would have to compute the prompt of this request.
+    The last tiers have engines that terminate: without them decode would have to compute the prompt of this request.
     Those that are not ready any more come as in ``decode_tiers``.
     """
     ours = [engine for engine in engines if engine.role is Role.PREFILL and engine.revision == revision]
@@ -146,8 +146,8 @@ def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     well = _well(ours)
     answering = [engine for engine in once_ready if engine.is_healthy]
     finishing = [engine for engine in ours if engine.state is EngineState.FINISHING]
-    tiers = (_serving(well), _once_ready(well), usable(answering), usable(serving), serving, once_ready, finishing)
-    return tuple(tier for tier in tiers if tier)
+    tiers = (_serving(well), _once_ready(well), usable(answering), usable(serving), serving, once_ready)
+    return tuple(tier for tier in (*tiers, _well(finishing), finishing) if tier)
 
 
 def usable_prefills(engines: Sequence[S]) -> list[S]:

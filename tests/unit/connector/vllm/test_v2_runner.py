@@ -72,7 +72,7 @@ def test_the_requests_of_a_step_are_protected_once() -> None:
     assert protected == [("r",), ("r",)]
 
 
-def test_nothing_of_the_installed_runner_writes_kv_before_the_method_that_we_stand_around() -> None:
+def test_the_installed_runners_step_begins_with_nothing_that_zeroes_or_copies_blocks() -> None:
     tree = ast.parse(inspect.getsource(model_runner))
     (runner,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "GPUModelRunner")
     methods = {one.name: one for one in runner.body if isinstance(one, ast.FunctionDef)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from drawn import drawn
 from fakes.operator_cluster import FakeCluster, make_cluster
 from operator_cases.objects import D, P
-from pdcluster_operator.api.cluster import PDCluster
+from pdcluster_operator.api.cluster import PDCluster, Rollout
 from pdcluster_operator.core.plan.actions import Plan
 from pdcluster_operator.core.seen.observed import Observed, SeenWorkload
 from pdcluster_operator.core.status.conditions import Truth, Type
@@ -43,6 +43,8 @@ SPECS: Final = st.builds(
 """Specs that can be carried out."""
 MAX_WRITING_PLANS: Final = 5
 """In a row, while no pod moves: lower one role, then the other, grow, remove."""
+PAUSES_S: Final = (1, 1, 1, 2 * Rollout().progress_deadline_seconds)
+"""Seconds between two rounds. After the last of these pauses the deadline is over, if no pod has moved."""
 BROKEN: Final = {f"{P}.podOverrides": {"spec": {"containers": [{"image": "x"}]}}}
 
 
@@ -69,7 +71,7 @@ class History:
         if plan.to_verify and self._choose.draw(st.booleans()):
             self.world.verify(plan)
         self._let_pods_follow()
-        self.world.now += 1
+        self.world.now += self._choose.draw(st.sampled_from(PAUSES_S))
 
     def _reconcile(self, cluster: PDCluster) -> Plan:
         before, num_written = self.world.observed(), len(self.world.writes)
@@ -132,6 +134,32 @@ def test_a_spec_that_cannot_be_carried_out_changes_nothing_wherever_it_comes(
     assert told.world.writes == before
     told.world.settle(make_cluster(second))
     _require_all_is_as(second, told.world)
+
+
+@settings(max_examples=drawn(200), deadline=None)
+@given(SPECS, SPECS, st.integers(1, 8))
+def test_a_rollout_ends_also_where_pods_that_were_told_to_go_outlast_the_deadline(
+    first: Changes, second: Changes, rounds: int
+) -> None:
+    world = FakeCluster()
+    world.settle(make_cluster(first))
+    cluster = make_cluster({**second, "metadata.generation": 2})
+    for _ in range(rounds):
+        plan = world.reconcile(cluster)
+        if plan.to_verify:
+            world.verify(plan)
+        _start_all_and_let_none_be_gone(world)
+    for _ in range(2):
+        world.now += max(PAUSES_S)
+        world.reconcile(cluster)
+    world.settle(cluster)
+    _require_all_is_as(second, world)
+
+
+def _start_all_and_let_none_be_gone(world: FakeCluster) -> None:
+    world.let_go()
+    for name, pods in world.pods.items():
+        pods.live = pods.ready = world.replicas(name)
 
 
 def _require_all_is_as(changes: Changes, world: FakeCluster) -> None:

@@ -38,7 +38,7 @@ class WireCondition(ApiModel):
     last_transition_time: datetime
     """When status changed last."""
     last_update_time: datetime | None = None
-    """Of Progressing: when there was progress last. The progress deadline is counted from here."""
+    """Of Progressing: when there was progress, or a changed spec, last. The progress deadline is counted from here."""
 
 
 class RoleStatus(ApiModel):

@@ -127,8 +127,9 @@ class Reason(_Explained):
         "ProgressDeadlineExceeded",
         "no count got better for `rollout.progressDeadlineSeconds`; the rollout stopped",
         (
-            "The rollout has stopped; what still runs goes on serving. Mend what keeps new pods from getting ready, "
-            "and it goes on by itself; or apply the spec before it to go back."
+            "The rollout has stopped; what still runs goes on serving. Mend what keeps new pods from getting ready or "
+            "old pods from going, and it goes on by itself. It also goes on, with a new deadline, when the spec is "
+            "changed. Or apply the spec before it to go back."
         ),
     )
     AS_WANTED = ("AsWanted", "no fewer are ready than promised")

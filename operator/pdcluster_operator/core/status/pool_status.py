@@ -2,8 +2,9 @@
 
 Ready = Accepted, every wanted instance of both roles is the target's and ready, routers are ready, and a real request
 was answered through the target with KV that was pushed. Progressing and its deadline are as in a Deployment
-(Kubernetes 1.35 ``deployment/progress.go``): progress is any count that gets better. A loss after completion fails no
-rollout. Degraded is for a pager: too few ready engines, no ready router, a crash loop, or a failed rollout or transfer.
+(Kubernetes 1.35 ``deployment/progress.go``): progress is any count that gets better. A changed spec begins the deadline
+anew, for it may be the cure. A loss after completion fails no rollout. Degraded is for a pager: too few ready engines,
+no ready router, a crash loop, or a failed rollout or transfer.
 """
 
 from __future__ import annotations
@@ -307,9 +308,10 @@ def _with_progress_time(status: Status, progressed_s: int) -> Status:
 
 
 def _progressed_s(facts: Facts, status: Status, before: Status | None, now: int) -> int:
-    """Unix seconds of the last progress: now if a count got better, or if the rollout begins or goes on again now."""
+    """Unix seconds of the last progress: now if a count got better, the spec was changed, or the rollout begins or goes
+    on again now."""
     was = before.condition(Type.PROGRESSING) if before else None
-    if before is None or was is None or was.update_s is None:
+    if before is None or was is None or was.update_s is None or before.observed_generation != facts.generation:
         return now
     return now if _has_progressed(facts, before, status) else was.update_s
 
@@ -329,11 +331,14 @@ def _has_progressed(facts: Facts, before: Status, status: Status) -> bool:
 def _is_better(now: Counts, before: Counts, is_looping: bool) -> bool:
     """Whether there are more updated, fewer old or more ready instances (as ``DeploymentProgressing`` in Kubernetes).
 
-    In a crash loop more updated instances are no progress: a LeaderWorkerSet makes an instance anew after each death,
-    which would move the deadline for ever.
+    Fewer terminating instances are progress too: the rollout may have waited for their place.
+
+    In a crash loop more updated or fewer terminating instances are no progress: a LeaderWorkerSet makes an instance
+    anew after each death, which would move the deadline for ever.
     """
+    is_moving = now.updated > before.updated or now.terminating < before.terminating
     return (
-        (now.updated > before.updated and not is_looping)
+        (is_moving and not is_looping)
         or _num_old(now) < _num_old(before)
         or now.ready > before.ready
         or now.updated_ready > before.updated_ready

@@ -46,6 +46,30 @@ def test_what_counts_as_progress(better: Facts) -> None:
     assert progressing(reduce_status(better, status, now=2500))[1] == 2500
 
 
+LEAVING = replace(NEXT, decode=replace(HALF_WAY, terminating=1))
+
+
+def test_a_pod_that_was_told_to_go_and_is_gone_is_progress_also_long_after_the_deadline() -> None:
+    status = reduce_status(LEAVING, reduce_status(LEAVING, WELL_STATUS, now=2000), now=2600)
+    assert progressing(status)[0] is Reason.PROGRESS_DEADLINE_EXCEEDED
+    assert progressing(reduce_status(NEXT, status, now=9000)) == (Reason.ROLLING_OUT, 9000)
+
+
+def test_a_pod_that_goes_in_a_crash_loop_is_no_progress() -> None:
+    loop = Problems(decode="it dies", crash_loop="it dies")
+    status = reduce_status(replace(LEAVING, problems=loop), reduce_status(LEAVING, WELL_STATUS, now=2000), now=2100)
+    assert progressing(reduce_status(replace(NEXT, problems=loop), status, now=2200)) == (Reason.CRASH_LOOP, 2000)
+
+
+def test_a_spec_that_was_changed_begins_the_deadline_anew_and_ends_no_crash_loop() -> None:
+    changed = replace(NEXT, generation=NEXT.generation + 1)
+    late = reduce_status(NEXT, reduce_status(NEXT, WELL_STATUS, now=2000), now=2600)
+    assert progressing(late)[0] is Reason.PROGRESS_DEADLINE_EXCEEDED
+    assert progressing(reduce_status(changed, late, now=9000)) == (Reason.ROLLING_OUT, 9000)
+    looping = reduce_status(LOOPING, reduce_status(NEXT, WELL_STATUS, now=2000), now=2100)
+    assert progressing(reduce_status(changed, looping, now=2200)) == (Reason.CRASH_LOOP, 2200)
+
+
 def test_losses_are_no_progress() -> None:
     status = reduce_status(NEXT, WELL_STATUS, now=2000)
     worse = replace(NEXT, decode=replace(HALF_WAY, ready=1, terminating=1))

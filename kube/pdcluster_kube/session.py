@@ -12,11 +12,14 @@ from pdcluster_kube.access import ApiAccess
 from pdcluster_protocol.errors import Unavailable
 
 MAX_CONNECTIONS: Final = 128
-"""The most connections of a session: enough for watches of each kind and namespace, the operator's workers, the Lease
-and more."""
+"""The most connections of a session: enough for the operator's workers, the Lease and more. A call beyond it waits."""
+NO_LIMIT: Final = 0
+"""For sessions with watches: each watch keeps a connection, so a watch that waited for one would wait for ever."""
 
 
-def open_session(access: ApiAccess, user_agent: str = "pdcluster") -> aiohttp.ClientSession:
+def open_session(
+    access: ApiAccess, user_agent: str = "pdcluster", *, max_connections: int = MAX_CONNECTIONS
+) -> aiohttp.ClientSession:
     """A new session. The caller closes it, and sets the timeout of each call. If a token cannot be read, the request
     raises a ``ClientConnectionError``.
 
@@ -39,7 +42,7 @@ def open_session(access: ApiAccess, user_agent: str = "pdcluster") -> aiohttp.Cl
             response = await send(request)
         return response
 
-    connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=access.tls() or True)
+    connector = aiohttp.TCPConnector(limit=max_connections, ssl=access.tls() or True)
     return aiohttp.ClientSession(
         connector=connector, headers={"User-Agent": user_agent}, middlewares=(say_who,), proxy=access.proxy
     )

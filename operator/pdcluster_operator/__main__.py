@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = parse_settings(argv, os.environ, SERVICE_ACCOUNT)
         start_logging(settings.log_format)
+        _raise_open_file_limit()
         asyncio.run(serve(settings))
     except ConfigError as error:
         print(f"pdcluster operator: {error}", file=sys.stderr)
@@ -65,6 +67,12 @@ def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_els
         found["lease_namespace"] = namespace
     found |= FLAGS.told_by(environ)
     return found if is_elsewhere else {**found, **told}
+
+
+def _raise_open_file_limit() -> None:
+    """Raise the limit of open files to the system's. Each watch holds one, and many systems start with 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -35,7 +35,7 @@ import kopf
 
 from pdcluster_kube.access import ApiAccess
 from pdcluster_kube.backoff import Backoff
-from pdcluster_kube.session import open_session
+from pdcluster_kube.session import NO_LIMIT, open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.seen.object_views import view_of
 from pdcluster_operator.kinds import Kind, ref_of, selector_of
@@ -118,7 +118,9 @@ def _make_registry(handlers: Handlers, kinds: Iterable[Kind], access: ApiAccess)
     registry = kopf.OperatorRegistry()
 
     async def log_in(**_: Any) -> kopf.AiohttpSession:
-        return kopf.AiohttpSession(server=access.url, aiohttp_session=open_session(access, USER_AGENT))
+        # kopf keeps one watch for each kind and namespace, and all of them must stand at the same time.
+        session = open_session(access, USER_AGENT, max_connections=NO_LIMIT)
+        return kopf.AiohttpSession(server=access.url, aiohttp_session=session)
 
     kopf.on.login(registry=registry, id="log_in")(log_in)
     for kind in kinds:

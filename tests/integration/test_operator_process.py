@@ -13,6 +13,7 @@ from fakes.api_server import ApiServer, Broken, Fault
 from fakes.operator_rig import AT, KEY, Replica, pool, running_operator, running_router, settle
 from integration.ports import fresh_port
 from patience import PATIENCE_S
+from pdcluster_operator.kinds import WATCHED_CHILDREN
 from pdcluster_operator.work_queue import WorkQueue
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +86,13 @@ async def test_objects_of_before_the_start_are_seen_and_a_deletion_is_too() -> N
             api.store.delete(AT)
             api.tell()
             await until(lambda: not replica.operator.caches.keys())
+
+
+async def test_a_watch_of_each_kind_stands_in_each_of_many_namespaces() -> None:
+    """Each watch keeps a connection. Sessions of aiohttp have a limit, and a watch beyond it waits without a word."""
+    namespaces = ("default", *(f"team-{number}" for number in range(16)))
+    async with running_api() as api, running_operator(api, namespaces=namespaces):
+        await until(lambda: api.num_watches == len(namespaces) * (len(WATCHED_CHILDREN) + 2))
 
 
 async def test_a_deletion_that_a_watch_missed_is_found_out() -> None:

@@ -248,7 +248,8 @@ async def serve(settings: Settings) -> None:
 
     take_signals()
     try:
-        async with open_session(access, USER_AGENT) as session, aiohttp.ClientSession() as to_routers:
+        to_api, to_routers = open_session(access, USER_AGENT), aiohttp.ClientSession(auto_decompress=False)
+        async with to_api as session, to_routers:
             await Operator(settings, access, session, to_routers, take_signals).run(stopped)
     finally:
         # If a watch of kopf is cancelled while its session closes, the watch asks for new sessions for ever. asyncio

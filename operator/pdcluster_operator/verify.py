@@ -38,6 +38,8 @@ MAX_RUNNING: Final = 32
 """The most requests at a time, for all pools together. Each one waits for engines and costs us only a connection."""
 MAX_PODS: Final = 100
 """The most names of pods of one role in an order. The router may choose any of these pods."""
+MAX_ANSWER_BYTES: Final = 65536
+"""The most bytes of an answer. A router's is a few hundred bytes."""
 _MARGIN_S: Final = 5.0
 """Seconds for the network, beyond the time that the router may take."""
 _PASS_S: Final = 120
@@ -94,7 +96,7 @@ class TargetVerifier:
         timeout_s: float,
         on_result: Callable[[Key], None],
     ) -> None:
-        """``session`` must not send our token: routers must not see it."""
+        """``session`` must not send our token: routers must not see it. It must not decompress answers, either."""
         self._session = session
         self._secrets = secrets
         self._timeout_s = timeout_s
@@ -192,7 +194,22 @@ class TargetVerifier:
         async with self._session.post(
             url, data=body, headers=headers, ssl=context, server_hostname=name, allow_redirects=False
         ) as response:
-            return response.status, await response.read()
+            return response.status, await _read_bounded(response, url)
+
+
+async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
+    """The body. A pool's owner says who answers there, so the answer may be without end, or small and compressed.
+
+    Raises:
+        ConfigError: The body is longer than ``MAX_ANSWER_BYTES``.
+    """
+    body = bytearray()
+    while part := await response.content.read(MAX_ANSWER_BYTES + 1 - len(body)):
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            response.close()
+            raise ConfigError(f"{url} answered more than {MAX_ANSWER_BYTES} bytes: no router of ours does")
+    return bytes(body)
 
 
 def _not_trusted(asked: ToVerify, error: aiohttp.ClientSSLError) -> str:

@@ -64,7 +64,8 @@ class LocalResolver(AbstractResolver):
 
 def strangers_session(router_port: Callable[[], int] = lambda: INTERNAL_PORT) -> aiohttp.ClientSession:
     """For routers, by whatever name."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=LocalResolver(router_port)))
+    connector = aiohttp.TCPConnector(resolver=LocalResolver(router_port))
+    return aiohttp.ClientSession(connector=connector, auto_decompress=False)
 
 
 @dataclass

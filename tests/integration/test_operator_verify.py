@@ -27,7 +27,7 @@ from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET as SECRET_KIND
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
-from pdcluster_operator.verify import MAX_PODS, RouterTrust, TargetVerifier, ToVerify
+from pdcluster_operator.verify import MAX_ANSWER_BYTES, MAX_PODS, RouterTrust, TargetVerifier, ToVerify
 from pdcluster_protocol.secret import make_secret
 from pdcluster_protocol.verify import VERIFY_PATH, VerifyOrder
 
@@ -93,6 +93,14 @@ async def test_a_pass_is_told_and_the_order_is_one_that_a_router_takes() -> None
         assert order == VerifyOrder("r", ("p0",), ("d0", "d1"), 5.0)
         shown = it.router.passes[0].removeprefix("Bearer ")
         make_secret(TEXT).check_pass(shown, it.router.bodies[0], now_s=time.time())
+
+
+async def test_an_answer_that_is_too_long_for_a_routers_is_not_read_to_its_end() -> None:
+    async with bench((400, "x" * MAX_ANSWER_BYTES)) as it:
+        result = await it.ask()
+        assert result is not None
+        assert result.outcome is Verification.FAILED
+        assert f"more than {MAX_ANSWER_BYTES} bytes" in result.error
 
 
 NAME = "pool-router-internal.default.svc"

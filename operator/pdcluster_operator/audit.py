@@ -72,11 +72,9 @@ class Auditor:
         """Compare all kinds once.
 
         Raises:
-            KubeError: A list failed; the kinds after it were not compared.
+            KubeError: A list failed. All others were compared, but blindness was not judged.
         """
-        unseen: set[str] = set()
-        for kind, namespace in self._where:
-            unseen |= await self._compare(kind, namespace)
+        unseen = await self._compare_all()
         # On a busy cluster the event of some new object is always still on its way. So an object counts as unseen only
         # if two comparisons in a row have missed it.
         still_unseen = unseen if self._unseen is None else unseen & self._unseen
@@ -90,10 +88,9 @@ class Auditor:
         """Drop from the caches each object that is gone. Does not judge blindness: watches may just be catching up.
 
         Raises:
-            KubeError: A list failed; the kinds after it were not compared.
+            KubeError: A list failed. All others were compared.
         """
-        for kind, namespace in self._where:
-            await self._compare(kind, namespace)
+        await self._compare_all()
 
     async def _watch_out(self, pause_s: float) -> None:
         """Pause for ``pause_s`` seconds. When ``suspect`` was called, call ``drop_gone`` meanwhile."""
@@ -118,6 +115,23 @@ class Auditor:
             self.suspect()
             return False
         return True
+
+    async def _compare_all(self) -> set[str]:
+        """Compare each kind in each namespace, also after a list that failed: a namespace may be gone for good.
+
+        Raises:
+            KubeError: The first error, when all have been compared.
+        """
+        unseen: set[str] = set()
+        failures: list[KubeError] = []
+        for kind, namespace in self._where:
+            try:
+                unseen |= await self._compare(kind, namespace)
+            except KubeError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return unseen
 
     async def _compare(self, kind: Kind, namespace: str | None) -> set[str]:
         """Drop objects that are gone. Returns uids of listed objects that the caches do not show."""

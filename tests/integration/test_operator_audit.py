@@ -18,6 +18,7 @@ from pdcluster_kube.session import open_session
 from pdcluster_operator.audit import Auditor
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.seen.object_views import view_of
+from pdcluster_operator.errors import Forbidden
 from pdcluster_operator.health_server import serve_probes
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import PDCLUSTER
@@ -98,6 +99,20 @@ async def test_what_is_gone_is_dropped_and_told_and_what_is_there_stays() -> Non
         assert set(caches.keys()) == {Key("a", "stays"), Key("b", "goes")}
 
 
+@pytest.mark.parametrize("compares", [Auditor.compare, Auditor.drop_gone])
+async def test_a_namespace_that_cannot_be_listed_keeps_no_other_from_being_compared(
+    compares: Callable[[Auditor], Awaitable[None]],
+) -> None:
+    async with auditing() as (api, caches, auditor, news):
+        make(api, caches, "b", "goes")
+        api.store.delete(("pdclusters", "b", "goes"))
+        api.faults.append(Fault(lambda asked: "/namespaces/a/" in asked.path, 403, times=99))
+        with pytest.raises(Forbidden, match="/namespaces/a/"):
+            await compares(auditor)
+        assert news == [Key("b", "goes")]
+        assert not auditor.is_complete
+
+
 async def test_a_watch_that_began_anew_is_reason_enough_to_look_for_what_is_gone() -> None:
     async with with_a_ghost() as (_, auditor, news):
         auditor.suspect()
@@ -106,7 +121,7 @@ async def test_a_watch_that_began_anew_is_reason_enough_to_look_for_what_is_gone
 
 async def test_a_list_that_fails_then_is_tried_again() -> None:
     async with with_a_ghost() as (api, auditor, news):
-        api.faults.append(Fault(lambda asked: not asked.is_write, 403))
+        api.faults.append(Fault(lambda asked: "/namespaces/b/" in asked.path, 403))
         auditor.suspect()
         await until(lambda: news == [Key("b", "goes")], 40.0)  # Before its own time comes.
         assert api.faults[0].times == 0
@@ -144,7 +159,7 @@ async def test_a_reason_that_comes_while_it_compares_is_one_to_compare_again() -
 async def test_while_lists_fail_it_waits_twice_as_long_each_time_up_to_a_minute_and_then_begins_anew() -> None:
     sleep = HeldSleep()
     async with with_a_ghost(sleep) as (api, auditor, news):
-        api.faults.append(Fault(lambda asked: not asked.is_write, 403, times=7))
+        api.faults.append(Fault(lambda asked: not asked.is_write, 403, times=7 * 2))  # Two namespaces are listed.
         auditor.suspect()
         sleep.end(times=8)
         await until(lambda: bool(news))

@@ -300,7 +300,7 @@ def _apply_call(manifest: Object, query: Mapping[str, str]) -> ApiCall:
 def _read_answer(call: ApiCall, status: int, raw: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     try:
         parsed = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):  # RecursionError: it is nested too deep.
         parsed = None
     body: dict[str, Any] | None = parsed if isinstance(parsed, dict) else None
     if status >= 300 or body is None:

@@ -89,6 +89,13 @@ async def test_a_server_that_wants_more_time_than_a_call_has_gets_it_from_the_ca
         assert len(api.asked) == 1
 
 
+async def test_an_answer_that_is_nested_too_deep_is_none() -> None:
+    async with client() as (api, kube):
+        api.faults.append(Fault(every, b'{"a":' * 100_000, times=99))
+        with pytest.raises(ApiUnavailable):
+            await kube.get(REF)
+
+
 async def test_a_refusal_is_not_tried_again() -> None:
     async with client() as (api, kube):
         api.faults.append(Fault(every, 403, times=99))

@@ -10,6 +10,7 @@ import logging
 import random
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -32,7 +33,7 @@ from pdcluster_operator.core.status.pool_status import Facts, KubernetesEvent, e
 from pdcluster_operator.core.status.taken_back import TakenBack, TakenBackLog, event_of
 from pdcluster_operator.core.status_document import bare_document, event_document, read_status, status_document
 from pdcluster_operator.core.unknown_fields import UnknownFields
-from pdcluster_operator.errors import Contested, Forbidden, KubeError, Refused
+from pdcluster_operator.errors import Conflict, Contested, Forbidden, KubeError, NotLeader, Refused
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_operator.kinds import SECRET, Object, Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
@@ -94,16 +95,25 @@ class Reconciler:
         settings = self._settings
         pool = pool_of(cluster, settings.router_image, settings.api_server_ports, settings.lease_namespace)
         picture = self._caches.picture(key, view.uid)
-        observed = await self._observed(key, view, pool, picture, unknown)
-        plan = plan_pool(pool, observed, secret_text=secrets.token_hex(32), now=unix_s())
+        observed = self._observed(key, view, picture, unknown)
+        try:
+            observed = await self._with_secrets(observed, view, pool)
+        except Forbidden as error:
+            await self._tell_refused(view, pool, observed, self._plan(pool, observed), error, routers_of(picture))
+            raise
+        plan = self._plan(pool, observed)
         if plan.facts.is_proof_void:
             self._verifier.forget(key)
         routers = routers_of(picture)
         try:
             await self._applier.apply(plan, view.document)
         except (Refused, Forbidden) as error:
-            refused = reduce_status(replace(plan.facts, refusal=str(error)), observed.status, now=unix_s())
-            await self._tell(view, pool, observed.status, refused, routers)
+            await self._tell_refused(view, pool, observed, plan, error, routers)
+            raise
+        except (Conflict, NotLeader):
+            raise
+        except KubeError:
+            await self._tell_readiness(view, pool, observed, plan, routers)
             raise
         await self._tell(view, pool, observed.status, plan.status, routers)
         forgets_after_s = self._unknown_of(key).forgets_after_s(unix_s())
@@ -112,17 +122,24 @@ class Reconciler:
             raise Contested(f"{contested}, again and again: it is set back, later and later")
         return min(wake for wake in wakes if wake is not None)
 
-    async def _observed(
-        self, key: Key, view: ClusterView, pool: Pool, picture: Picture, unknown: tuple[str, ...]
-    ) -> Observed:
-        is_ours = pool.spec.auth.secret_ref is None
+    def _plan(self, pool: Pool, observed: Observed) -> Plan:
+        return plan_pool(pool, observed, secret_text=secrets.token_hex(32), now=unix_s())
+
+    def _observed(self, key: Key, view: ClusterView, picture: Picture, unknown: tuple[str, ...]) -> Observed:
+        """All but Secrets, which are not watched."""
         return replace(
             observed_of(picture),
-            has_secret=is_ours and await self._secrets.is_there(_secret_of(pool)[0], view.uid),
             has_leader_worker_sets=self._has_leader_worker_sets,
             verifications=self._verifier.results(key),
             status=read_status(view.document.get("status")),
             unknown_fields=unknown,
+        )
+
+    async def _with_secrets(self, observed: Observed, view: ClusterView, pool: Pool) -> Observed:
+        is_ours = pool.spec.auth.secret_ref is None
+        return replace(
+            observed,
+            has_secret=is_ours and await self._secrets.is_there(_secret_of(pool)[0], view.uid),
             missing_secret=await self._missing_secret(pool),
         )
 
@@ -154,6 +171,21 @@ class Reconciler:
         self, view: ClusterView, pool: Pool, before: Status | None, status: Status, routers: Routers
     ) -> None:
         await self._write(view, before, status, status_document(status, pool.spec, routers, router_url(pool)))
+
+    async def _tell_refused(
+        self, view: ClusterView, pool: Pool, observed: Observed, plan: Plan, error: KubeError, routers: Routers
+    ) -> None:
+        refused = reduce_status(replace(plan.facts, refusal=str(error)), observed.status, now=unix_s())
+        await self._tell(view, pool, observed.status, refused, routers)
+
+    async def _tell_readiness(
+        self, view: ClusterView, pool: Pool, observed: Observed, plan: Plan, routers: Routers
+    ) -> None:
+        """Say what is ready, when the plan could not be carried out. If that fails too, the next look says it."""
+        if (before := observed.status) is None:
+            return
+        with suppress(KubeError):
+            await self._tell(view, pool, before, before.with_readiness_of(plan.status), routers)
 
     async def _tell_unreadable(self, view: ClusterView, error: ValidationError) -> None:
         """Write a refusal. The CRD is of another version, so the API server let in a spec that we do not understand."""

@@ -181,6 +181,15 @@ async def test_a_right_that_lacks_is_told(rig: Rig) -> None:
     assert "403" in rig.condition("Accepted")["message"]
 
 
+async def test_a_right_to_read_secrets_that_lacks_is_told(rig: Rig) -> None:
+    rig.store.create(AT, pool(rig.router))
+    rig.api.faults.append(Fault(lambda asked: "/secrets/" in asked.path and not asked.is_write, 403, times=99))
+    with pytest.raises(Forbidden):
+        await rig.look()
+    assert "/secrets/pool-secret: 403" in rig.condition("Accepted")["message"]
+    assert rig.deployments() == {}
+
+
 async def test_an_event_that_may_not_be_sent_costs_no_look(rig: Rig) -> None:
     """What it tells is in status too."""
     rig.api.faults.append(Fault(lambda asked: asked.is_write and asked.path.endswith("/events"), 403, times=99))

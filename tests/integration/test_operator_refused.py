@@ -12,7 +12,7 @@ from fakes.operator_rig import AT, IMAGE, Rig, made, pool, running_rig
 from pdcluster_operator.api.cluster import PDCluster
 from pdcluster_operator.core.manifests.pool import pool_of
 from pdcluster_operator.core.manifests.workloads import design_workload, revision_for
-from pdcluster_operator.errors import Forbidden, Refused
+from pdcluster_operator.errors import ApiUnavailable, Forbidden, Refused
 from pdcluster_protocol import labels
 from pdcluster_protocol.labels import Role
 
@@ -69,6 +69,21 @@ async def test_an_engine_that_the_api_server_refuses_leaves_what_runs_as_it_is(
             await rig.look()
     assert children(rig) == before
     assert "a fault of the test" in rig.condition("Accepted")["message"]
+
+
+async def test_engines_that_are_lost_are_told_also_while_the_api_server_takes_no_child(rig: Rig) -> None:
+    """As with an admission webhook that is down: it fails dry runs, too."""
+    await made(rig)
+    before = rig.store.read(AT)["status"]
+    for pod in rig.store.all_of("pods"):
+        rig.store.delete(("pods", "default", pod["metadata"]["name"]))
+    rig.api.faults.append(Fault(lambda asked: asked.is_write and "/pdclusters/" not in asked.path, 500, times=99))
+    rig.store.merge(AT, {"spec": {"image": "engine:2"}})
+    with pytest.raises(ApiUnavailable):
+        await rig.look()
+    assert rig.condition("Ready")["status"] == "False"
+    assert rig.condition("Progressing")["reason"] == "RolloutComplete"
+    assert rig.store.read(AT)["status"]["target"] == before["target"]
 
 
 async def test_the_next_leader_leaves_it_as_it_is_too(rig: Rig) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Self
+from typing import Final, Self
 
 from pdcluster_operator.core.rollout.fleet import RoleFleet
 from pdcluster_protocol.labels import Role
@@ -200,6 +200,9 @@ def counts_of(role: RoleFleet) -> Counts:
     )
 
 
+_READINESS: Final = frozenset({Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY, Type.DEGRADED, Type.READY})
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """All that the operator found. ``target``: name of the target that the spec asks for. ``verified``: name of the
@@ -221,6 +224,14 @@ class Status:
     def reason(self, wanted: Type) -> Reason | None:
         found = self.condition(wanted)
         return found.reason if found else None
+
+    def with_readiness_of(self, found: Status) -> Status:
+        """This status with those conditions of ``found`` that say what is ready.
+
+        Counts, proof and rollout stay as they were. So a later look still sees what has got better since.
+        """
+        told = tuple((found.condition(one.type) if one.type in _READINESS else None) or one for one in self.conditions)
+        return replace(self, conditions=told)
 
     def with_condition(self, condition: Condition) -> Status:
         return replace(self, conditions=(*self.conditions, condition))

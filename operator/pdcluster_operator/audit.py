@@ -50,11 +50,19 @@ class Auditor:
         self._sleep = sleep
         self._unseen: frozenset[str] | None = None
         """Uids that the last comparison found and the caches did not show. None: no comparison was made yet."""
-        self.is_complete = False
-        """Whether the caches have once caught up with the API server."""
+        self._completed = asyncio.Event()
         self.blind_to: frozenset[str] = frozenset()
         """Uids that two comparisons in a row have found and no watch has shown."""
         self._is_suspicious = asyncio.Event()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the caches have once caught up with the API server."""
+        return self._completed.is_set()
+
+    async def wait_until_complete(self) -> None:
+        """Return when the caches have caught up with the API server. May wait for ever."""
+        await self._completed.wait()
 
     def suspect(self) -> None:
         """A watch began anew with a list, which does not tell of deletions before it. ``run`` looks for them soon."""
@@ -80,7 +88,8 @@ class Auditor:
         still_unseen = unseen if self._unseen is None else unseen & self._unseen
         self.blind_to = frozenset(still_unseen) if self.is_complete else frozenset()
         self._unseen = frozenset(unseen)
-        self.is_complete = self.is_complete or not still_unseen
+        if not still_unseen:
+            self._completed.set()
         if self.blind_to:
             logger.error("watches are blind objects=%d", len(self.blind_to))
 

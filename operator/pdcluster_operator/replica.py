@@ -137,9 +137,15 @@ class Operator:
 
     async def _work(self, auditor: Auditor) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.leader.run(), name="operator: leader")
+            tasks.create_task(self._take_part(auditor), name="operator: leader")
             tasks.create_task(auditor.run(), name="operator: audit")
             tasks.create_task(self._await_new_kinds(), name="operator: kinds")
+
+    async def _take_part(self, auditor: Auditor) -> None:
+        """Take part in the election once the caches are complete. A replica that cannot read everything must not hold
+        the Lease, for another one may be able to work."""
+        await auditor.wait_until_complete()
+        await self.leader.run()
 
     async def _lead(self) -> None:
         """Work through one term, until cancelled."""

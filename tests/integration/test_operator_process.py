@@ -95,6 +95,17 @@ async def test_a_watch_of_each_kind_stands_in_each_of_many_namespaces() -> None:
         await until(lambda: api.num_watches == len(namespaces) * (len(WATCHED_CHILDREN) + 2))
 
 
+async def test_a_replica_that_cannot_read_everything_leaves_the_lease_to_others() -> None:
+    """Otherwise it would hold the Lease and do nothing, for kopf tells of no object before it has listed all kinds."""
+    async with running_api() as api:
+        api.faults.append(Fault(lambda asked: asked.kind == "list" and asked.path.endswith("/pods"), 403, times=10**6))
+        async with running_operator(api):
+            await until(lambda: sum(asked.path.endswith("/pods") for asked in api.asked) > 3)
+            assert LEASE not in api.store.objects
+            api.faults.clear()
+            await until(lambda: LEASE in api.store.objects)
+
+
 async def test_a_deletion_that_a_watch_missed_is_found_out() -> None:
     """kopf lists anew after a gap and says nothing of what is gone; what is still there tells that there was a gap."""
     async with running_api() as api, running_router() as router:

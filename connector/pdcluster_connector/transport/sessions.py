@@ -28,7 +28,7 @@ class Sessions:
     """
 
     is_shared: ClassVar[bool] = False
-    """Whether all sessions are one: while it is being closed nobody gets another one."""
+    """Whether all sessions are one. While that one is being closed no engine gets another."""
 
     def __init__(self, make: Callable[[], Transport]) -> None:
         """``make``: a transport with the rank's memory registered.

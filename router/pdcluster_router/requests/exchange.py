@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
-from pdcluster_protocol.params import DecodeParams, LocalPrefill
+from pdcluster_protocol.params import LocalPrefill
 from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     deadline_passed,
@@ -299,9 +299,9 @@ class Exchange:
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
         if self._request.trace is not None:
             line += self._request.trace.next_line()
-        params: DecodeParams | bytes | None = None
+        params, wants_receipt = None, self._request.terms.wants_receipt
         if self._request.has_transfer:
-            params = self._services.decode_params(self._pairing, wants_receipt=self._request.terms.wants_receipt)
+            params = self._services.decode_params(self._pairing, wants_receipt=wants_receipt)
         self._relay.begin(self._decode.send(params, line, self._relay))
 
     def _renew_transfer(self) -> None:
@@ -350,9 +350,6 @@ class Exchange:
     def _reply_ok(self) -> None:
         self.calls.reply(succeeded(self._pairing.attempt))
 
-    def _reply_failed(self) -> None:
-        self.calls.reply(self._verdict.outcome)
-
     # The end.
 
     def _answer_error(self) -> None:
@@ -394,7 +391,7 @@ _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.START_DECODE: Exchange._start_decode,
     Command.ABORT_DECODE: lambda exchange: exchange._decode.leave(),
     Command.REPLY_OK: Exchange._reply_ok,
-    Command.REPLY_FAILED: Exchange._reply_failed,
+    Command.REPLY_FAILED: lambda exchange: exchange.calls.reply(exchange._verdict.outcome),
     Command.ANSWER_ERROR: Exchange._answer_error,
     Command.ANSWER_TIMEOUT: Exchange._answer_error,
 }

@@ -228,7 +228,7 @@ class Metrics:
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         by_url = {(sample.role, sample.url): sample for sample in self._samples()}  # An old pod's engine may still end.
-        engines = ((_labels_of(sample), sample.answered) for sample in by_url.values())
+        engines = (({"role": role, "engine": url}, one.answered) for (role, url), one in by_url.items())
         models = (({"model": model}, seconds) for model, seconds in self._first_bytes.items())
         own = histogram_text(_PREFIX + "engine_answer_seconds", _ENGINES, engines)
         own += histogram_text(_PREFIX + "model_first_byte_seconds", _MODELS, models)
@@ -243,10 +243,6 @@ _MODELS = (
     "Seconds from a request's arrival to the first body byte of an answer without an error, by the model as engines "
     "list it; empty: a model that none of them lists, or none was named, and all beyond the hundredth"
 )
-
-
-def _labels_of(sample: EngineSample) -> dict[str, str]:
-    return {"role": sample.role, "engine": sample.url}
 
 
 class _LabelCounts(Collector):

@@ -24,9 +24,8 @@ Rule 2: nothing here performs I/O or reads a clock. Callers pass ``now`` (second
 
 Decode goes first: it reserves KV blocks and tells us where they are. Then we ask prefill to fill them. After a failed
 attempt another prefill engine gets the same reservation. When no attempt is left, decode is told, and either recomputes
-or answers an error. Where ``Retries.recomputes`` is False the request fails at once instead, unless its owner says
-DECODE_FAILED, since another revision can serve it. The end of an attempt always stops the writer (prefill) before
-anything else is started or freed.
+or answers an error. Where ``Retries.recomputes`` is False the request fails at once instead, or its owner says
+DECODE_FAILED: another revision can serve it. The end of an attempt always stops the writer (prefill) first.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pdcluster_kube.access import ApiAccess
 from pdcluster_protocol.errors import Unavailable
 
 MAX_CONNECTIONS: Final = 128
-"""The most connections of a session: enough for the operator's workers, the Lease and more. A call beyond it waits."""
+"""The most connections of a session without watches. A call beyond it waits."""
 NO_LIMIT: Final = 0
 """For sessions with watches: each watch keeps a connection, so a watch that waited for one would wait for ever."""
 

@@ -11,6 +11,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
@@ -72,7 +73,8 @@ def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_els
 def _raise_open_file_limit() -> None:
     """Raise the limit of open files to the system's. Each watch holds one, and many systems start with 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with suppress(ValueError, OSError):  # Some systems name a limit that they do not grant.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parser() -> argparse.ArgumentParser:

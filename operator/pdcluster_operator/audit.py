@@ -21,6 +21,8 @@ from pdcluster_operator.kinds import Kind, selector_of
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S: Final = 0.5
+_MAX_FIRST_PAUSE_S: Final = 10.0
+"""Seconds between two comparisons at most until the caches are complete: a replica that waits for it leads nothing."""
 _GATHER_S: Final = 1.0
 """Seconds to wait before ``drop_gone``: if the API server restarts, all watches begin anew, and one call is enough."""
 _MAX_WAIT_S: Final = 60.0
@@ -73,7 +75,7 @@ class Auditor:
         pause_s = _FIRST_PAUSE_S
         while True:
             await self._try(self.compare)
-            pause_s = self._interval_s if self.is_complete else min(2 * pause_s, self._interval_s)
+            pause_s = self._interval_s if self.is_complete else min(2 * pause_s, _MAX_FIRST_PAUSE_S, self._interval_s)
             await self._watch_out(pause_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load
 
     async def compare(self) -> None:

@@ -95,25 +95,19 @@ class Reconciler:
         settings = self._settings
         pool = pool_of(cluster, settings.router_image, settings.api_server_ports, settings.lease_namespace)
         picture = self._caches.picture(key, view.uid)
-        observed = self._observed(key, view, picture, unknown)
+        observed, routers = self._observed(key, view, picture, unknown), routers_of(picture)
         try:
             observed = await self._with_secrets(observed, view, pool)
-        except Forbidden as error:
-            await self._tell_refused(view, pool, observed, self._plan(pool, observed), error, routers_of(picture))
+        except KubeError as error:
+            await self._tell_trouble(view, pool, observed, self._plan(pool, observed), routers, error)
             raise
         plan = self._plan(pool, observed)
         if plan.facts.is_proof_void:
             self._verifier.forget(key)
-        routers = routers_of(picture)
         try:
             await self._applier.apply(plan, view.document)
-        except (Refused, Forbidden) as error:
-            await self._tell_refused(view, pool, observed, plan, error, routers)
-            raise
-        except (Conflict, NotLeader):
-            raise
-        except KubeError:
-            await self._tell_readiness(view, pool, observed, plan, routers)
+        except KubeError as error:
+            await self._tell_trouble(view, pool, observed, plan, routers, error)
             raise
         await self._tell(view, pool, observed.status, plan.status, routers)
         forgets_after_s = self._unknown_of(key).forgets_after_s(unix_s())
@@ -172,20 +166,30 @@ class Reconciler:
     ) -> None:
         await self._write(view, before, status, status_document(status, pool.spec, routers, router_url(pool)))
 
+    async def _tell_trouble(
+        self, view: ClusterView, pool: Pool, observed: Observed, plan: Plan, routers: Routers, error: KubeError
+    ) -> None:
+        """Say in status that the plan was not carried out because of ``error``, and what is lost meanwhile."""
+        if isinstance(error, Refused | Forbidden):
+            await self._tell_refused(view, pool, observed, plan, error, routers)
+        elif not isinstance(error, Conflict | NotLeader):
+            await self._tell_losses(view, pool, observed, plan, routers)
+
     async def _tell_refused(
         self, view: ClusterView, pool: Pool, observed: Observed, plan: Plan, error: KubeError, routers: Routers
     ) -> None:
         refused = reduce_status(replace(plan.facts, refusal=str(error)), observed.status, now=unix_s())
         await self._tell(view, pool, observed.status, refused, routers)
 
-    async def _tell_readiness(
+    async def _tell_losses(
         self, view: ClusterView, pool: Pool, observed: Observed, plan: Plan, routers: Routers
     ) -> None:
-        """Say what is ready, when the plan could not be carried out. If that fails too, the next look says it."""
+        """Say what is not ready any more, when the plan could not be carried out. If that fails too, the next look says
+        it."""
         if (before := observed.status) is None:
             return
         with suppress(KubeError):
-            await self._tell(view, pool, before, before.with_readiness_of(plan.status), routers)
+            await self._tell(view, pool, before, before.with_losses_of(plan.status), routers)
 
     async def _tell_unreadable(self, view: ClusterView, error: ValidationError) -> None:
         """Write a refusal. The CRD is of another version, so the API server let in a spec that we do not understand."""

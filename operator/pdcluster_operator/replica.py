@@ -254,13 +254,19 @@ async def serve(settings: Settings) -> None:
 
     take_signals()
     try:
-        to_api, to_routers = open_session(access, USER_AGENT), aiohttp.ClientSession(auto_decompress=False)
+        to_api, to_routers = open_session(access, USER_AGENT), open_router_session()
         async with to_api as session, to_routers:
             await Operator(settings, access, session, to_routers, take_signals).run(stopped)
     finally:
         # If a watch of kopf is cancelled while its session closes, the watch asks for new sessions for ever. asyncio
         # waits for every task, so the process would never end.
         loop.call_later(STOP_S, _leave, 0 if stopped.is_set() else 1, sys.exception())
+
+
+def open_router_session() -> aiohttp.ClientSession:
+    """The session to routers of all pools. It keeps no cookies, which would go from one pool's routers to another's. It
+    unpacks nothing: a pool's owner says who answers there."""
+    return aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
 
 
 def _leave(status: int, reason: BaseException | None) -> None:

@@ -44,6 +44,7 @@ _MARGIN_S: Final = 5.0
 """Seconds for the network, beyond the time that the router may take."""
 _PASS_S: Final = 120
 """Seconds for which an order's pass is valid: room for the way to the router and for clocks that differ."""
+_SERVER_ERROR: Final = 500
 _NO_VERDICT: Final = frozenset({408, 429})
 
 
@@ -201,13 +202,15 @@ async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
     """The body. A pool's owner says who answers there, so the answer may be without end, or small and compressed.
 
     Raises:
-        ConfigError: The body is longer than ``MAX_ANSWER_BYTES``.
+        ConfigError: The body is longer than ``MAX_ANSWER_BYTES``, and the status is no server's error.
     """
     body = bytearray()
     while part := await response.content.read(MAX_ANSWER_BYTES + 1 - len(body)):
         body += part
         if len(body) > MAX_ANSWER_BYTES:
             response.close()
+            if response.status >= _SERVER_ERROR:
+                break  # A page of a proxy: nobody has answered yet.
             raise ConfigError(f"{url} answered more than {MAX_ANSWER_BYTES} bytes: no router of ours does")
     return bytes(body)
 
@@ -224,7 +227,7 @@ def _verdict_of(status: int, body: bytes) -> tuple[TrialVerdict, str]:
     message = _message_of(body)
     if status == 200:
         return TrialVerdict.PASSED, ""
-    if status >= 500 or status in _NO_VERDICT:
+    if status >= _SERVER_ERROR or status in _NO_VERDICT:
         return TrialVerdict.NOBODY_ANSWERED, f"the router answered {status}: {message}"
     return TrialVerdict.FAILED, message
 
@@ -233,5 +236,5 @@ def _message_of(body: bytes) -> str:
     """The message in OpenAI's error format; of an answer in another format, its beginning."""
     try:
         return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return body[:300].decode("utf-8", "replace")

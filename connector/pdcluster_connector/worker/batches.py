@@ -164,7 +164,7 @@ def _absolute_rows(part: Part) -> list[WriteRange]:
     sources = (part.ranges.source + part.source_base).tolist()
     targets = (part.ranges.target + part.target_base).tolist()
     rows = list(zip(sources, targets, part.ranges.num_bytes.tolist(), strict=True))
-    if not rows or max(num_bytes for _, _, num_bytes in rows) <= MAX_BYTES_IN_SUBMIT:
+    if part.ranges.num_bytes.max(initial=0) <= MAX_BYTES_IN_SUBMIT:
         return rows
     return [piece for row in rows for piece in _pieces(*row)]
 

@@ -211,7 +211,11 @@ class Engine:
         finally:
             collector.is_sent = call.connection is not None
             call.close()
-        return await self._fetch_once(request, _Collector(), is_probe=is_probe, fresh=True)
+        again = _Collector()
+        try:
+            return await self._fetch_once(request, again, is_probe=is_probe, fresh=True)
+        finally:
+            collector.is_sent = again.is_sent
 
     def _get(self, path: str, headers: bytes = b"") -> Request:
         return (b"GET %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (path.encode(), self._host, headers),)

@@ -72,11 +72,12 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
         headers += b"content-type: %b\r\n" % request.headers.get("content-type", "application/json").encode("latin-1")
     now, most, num_lost = router.services.now, router.settings.max_decode_attempts, 0
     deadline = now() + TIMEOUT_S
-    num_shares = most if body is None or len(body) <= SMALL_BYTES else 1
+    num_shares = min(most, 2) if body is None or len(body) <= SMALL_BYTES else 1
     while (engine := other_decode(tried)) is not None and (left_s := deadline - now()) > 0:
         tried.append(engine)
         page.asks(engine)
-        timeout_s = left_s / max(1, num_shares - num_lost)
+        is_last = num_lost + 1 >= num_shares or other_decode(tried) is None
+        timeout_s = left_s if is_last else left_s / num_shares
         try:
             answer = await engine.fetch(request.url.path, timeout_s=timeout_s, headers=headers, body=body)
         except NoWholeAnswer as error:

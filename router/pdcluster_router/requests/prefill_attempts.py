@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from asyncio import TimerHandle
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias
 
 from pdcluster_protocol.ids import Attempt
@@ -28,6 +29,8 @@ from pdcluster_router.services import Services
 PrefillEnd: TypeAlias = Callable[[str | None, Blame], None]
 """Called once, unless the leg is closed, with why prefill failed (None: it did not), and whose fault that is."""
 _NOTHING: Final = (b"", b"")
+_STALE_S: Final = 1.0
+"""Within this time the router learns that an engine had closed the idle connection before a call reached it."""
 _MAX_REASON_BYTES: Final = 300
 _MAX_REPLY_BYTES: Final = 1 << 20
 """One token and what surrounds it. The rest of a longer reply is dropped."""
@@ -183,7 +186,12 @@ class PrefillLeg:
             self.close()
         else:
             self._on_end = self._end_alone
-            self._timer = services.call_later(services.dialect.prefill_goes_on_s, self.close)
+            self._timer = services.call_later(_STALE_S, partial(self._go_on_alone, services))
+
+    def _go_on_alone(self, services: Services) -> None:
+        """The call has reached the engine. Its body counts in no client's room any more, and is not kept."""
+        self._body, self._headers, self._is_resent = _NOTHING, b"", True
+        self._timer = services.call_later(services.dialect.prefill_goes_on_s, self.close)
 
     def close(self) -> None:
         """Has prefill abort the request if it still runs. Calls the owner no more."""

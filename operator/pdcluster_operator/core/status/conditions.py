@@ -203,6 +203,13 @@ def counts_of(role: RoleFleet) -> Counts:
 _READINESS: Final = frozenset({Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY, Type.DEGRADED, Type.READY})
 
 
+def _worse(was: Condition, found: Condition | None) -> Condition:
+    """``found`` if it tells of a loss that ``was`` does not."""
+    bad = Truth.TRUE if was.type is Type.DEGRADED else Truth.FALSE
+    is_loss = was.type in _READINESS and found is not None and found.truth is bad and was.truth is not bad
+    return found if is_loss and found is not None else was
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """All that the operator found. ``target``: name of the target that the spec asks for. ``verified``: name of the
@@ -225,12 +232,12 @@ class Status:
         found = self.condition(wanted)
         return found.reason if found else None
 
-    def with_readiness_of(self, found: Status) -> Status:
-        """This status with those conditions of ``found`` that say what is ready.
+    def with_losses_of(self, found: Status) -> Status:
+        """This status with those conditions of ``found`` that say that something is not ready any more.
 
-        Counts, proof and rollout stay as they were. So a later look still sees what has got better since.
+        All else stays as it was, so a later look still sees what has got better since.
         """
-        told = tuple((found.condition(one.type) if one.type in _READINESS else None) or one for one in self.conditions)
+        told = tuple(_worse(one, found.condition(one.type)) for one in self.conditions)
         return replace(self, conditions=told)
 
     def with_condition(self, condition: Condition) -> Status:

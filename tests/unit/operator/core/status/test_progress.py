@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from operator_cases.statuses import ALL_READY, HALF_WAY, NEXT, WELL, WELL_STATUS
-from pdcluster_operator.core.status.conditions import Counts, Reason, Status, Type
+from pdcluster_operator.core.status.conditions import Counts, Reason, Status, Truth, Type
 from pdcluster_operator.core.status.pool_status import Facts, Problems, Verification, deadline_at, reduce_status
 
 
@@ -44,6 +44,31 @@ def test_a_rollout_without_progress_misses_its_deadline_and_progress_brings_it_b
 def test_what_counts_as_progress(better: Facts) -> None:
     status = reduce_status(NEXT, WELL_STATUS, now=2000)
     assert progressing(reduce_status(better, status, now=2500))[1] == 2500
+
+
+def told(status: Status) -> dict[Type, Truth]:
+    return {condition.type: condition.truth for condition in status.conditions}
+
+
+def test_while_nothing_can_be_carried_out_status_tells_of_losses_and_of_nothing_that_got_better() -> None:
+    lost = replace(NEXT, prefill=replace(ALL_READY, ready=0, updated_ready=0))
+    worse = WELL_STATUS.with_losses_of(reduce_status(lost, WELL_STATUS, now=2000))
+    assert {one for one, truth in told(worse).items() if truth is not told(WELL_STATUS)[one]} == {
+        Type.PREFILL_READY,
+        Type.DECODE_READY,
+        Type.READY,
+        Type.DEGRADED,
+    }
+    assert (worse.target, worse.verified, worse.prefill) == (
+        WELL_STATUS.target,
+        WELL_STATUS.verified,
+        WELL_STATUS.prefill,
+    )
+    assert worse.with_losses_of(WELL_STATUS) == worse
+    late = reduce_status(NEXT, reduce_status(NEXT, WELL_STATUS, now=2000), now=2600)
+    assert told(late)[Type.DEGRADED] is Truth.TRUE
+    again = late.with_losses_of(reduce_status(replace(NEXT, target="another"), late, now=2700))
+    assert told(again)[Type.DEGRADED] is Truth.TRUE, "nothing has moved"
 
 
 LEAVING = replace(NEXT, decode=replace(HALF_WAY, terminating=1))

@@ -32,6 +32,8 @@ from pdcluster_protocol.params import ContentCheck, SideChannelAddress
 from pdcluster_protocol.secret import SECRET_VARIABLE, load_secret
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
 
+LEASE_S: Final = 20.0
+"""No measurement is about leases, and a crowded machine may give a rank no time for seconds."""
 DEADLINE_MS: Final = 30_000
 """Decode remembers an ended transfer for this time: much longer than a transfer takes, much shorter than a soak."""
 _PAGE_BYTES: Final = 4096
@@ -203,7 +205,7 @@ def open_prefill(
     Raises:
         ConfigError: The transport cannot start.
     """
-    settings = Settings(trace_file=trace_file, push=timing)
+    settings = Settings(trace_file=trace_file, push=timing, lease_s=LEASE_S)
     facts, device = _facts(Role.PREFILL, cache, host, settings), device or CountingDevice()
     return PrefillEnd(make_prefill_rank(facts, _memory(cache, rank), device=device), cache.shape, device)
 
@@ -214,7 +216,7 @@ def open_decode(cache: Cache, rank: int, host: str) -> DecodeEnd:
     Raises:
         ConfigError: The transport cannot start.
     """
-    facts = _facts(Role.DECODE, cache, host, Settings())
+    facts = _facts(Role.DECODE, cache, host, Settings(lease_s=LEASE_S))
     return DecodeEnd(make_decode_rank(facts, _memory(cache, rank)), cache.shape)
 
 

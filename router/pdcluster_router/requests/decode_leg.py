@@ -82,17 +82,15 @@ class DecodeLeg:
     def place(self) -> bool:
         """Places the request on an engine that was not tried, if it has none. Returns whether it has one now."""
         if self.engine is None:
-            self.engine = self._place()
+            place, tried = self.request.terms.place_decode, self._tried
+            self.engine = place(self.request, self._excluded() if self._left_revisions else tried)
             if self.engine is not None:
                 self._era = self.engine.take(self._num_tokens)
                 self._num_asked += 1
         return self.engine is not None
 
-    def _place(self) -> Engine | None:
-        tried: Collection[Engine] = self._tried
-        if self._left_revisions:
-            tried = _WithRevisions(self._tried, self._left_revisions)
-        return self.request.terms.place_decode(self.request, tried)
+    def _excluded(self) -> Collection[Engine]:
+        return _WithRevisions(self._tried, self._left_revisions)
 
     def send(self, params: DecodeParams | bytes | None, line: bytes, sink: ResponseSink) -> Call:
         """Sends the request to the placed engine, with one more header line. ``params``: None for no transfer."""
@@ -173,7 +171,7 @@ class DecodeLeg:
         Only while an engine has the request. That engine keeps it until ``leave``, and is not to blame.
         """
         self._left_revisions += (self.revision,)
-        is_left = self._place() is not None
+        is_left = self.request.terms.place_decode(self.request, self._excluded()) is not None
         self._num_asked -= is_left
         return is_left
 

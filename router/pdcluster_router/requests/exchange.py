@@ -152,7 +152,6 @@ class Exchange:
 
     def begins(self) -> None:
         self._decode.began()
-        self.record.began()
         if self._request.has_transfer and has_pushed_kv(self.calls, self._pairing.phase):
             self._attempts.succeeded()
         self._handle(_FIRST_BYTE)

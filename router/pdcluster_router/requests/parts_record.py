@@ -58,7 +58,7 @@ class PartsRecord:
 
     def began(self) -> None:
         """The client gets the first bytes of an answer that is no error."""
-        self._services.metrics.began(self._model, self._services.now() - self._received_at)
+        self._services.metrics.first_bytes_of(self._model).add(self._services.now() - self._received_at)
 
     def answered(self, status: int) -> None:
         """The client has the whole answer."""

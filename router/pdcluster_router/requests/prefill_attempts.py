@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from asyncio import TimerHandle
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
@@ -20,6 +21,7 @@ from pdcluster_router.core.apis.rewrite import Parts
 from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Timeouts
+from pdcluster_router.core.telemetry.seconds import COARSE
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.requests.blame import Suspects, blame_for
@@ -96,7 +98,9 @@ class PrefillAttempts:
         """The prefill engine has answered without an error, so long after its call."""
         if self._engine is not None:
             self._engine.began(self._era)
-            self._engine.answered.add(seconds)
+            answered = self._engine.answered  # ``Seconds.add``, without a call.
+            answered.counts[bisect_left(COARSE, seconds)] += 1
+            answered.total_s += seconds
 
     def succeeded(self) -> None:
         """Decode answers with the KV of the newest attempt: only that proves that the attempt succeeded."""

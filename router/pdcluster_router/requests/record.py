@@ -6,6 +6,7 @@ Verdict  how the request ends if it ends now
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, NO_DECODE, ApiError, no_engine
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Phase
+from pdcluster_router.core.telemetry.seconds import COARSE
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.requests.relay import DecodeRefusal
 from pdcluster_router.requests.request import ClientRequest
@@ -33,6 +35,7 @@ _PREFILL_SENT: Final = Milestone.PREFILL_SENT.value
 _PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
 _FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
 _RESERVATION_SPAN, _PREFILL_SPAN, _FIRST_BYTE_SPAN, _TOTAL_SPAN = Span
+_OK: Final = Outcome.OK
 _WORDS: Final[dict[Outcome | None, str]] = {None: "", **{outcome: outcome.value for outcome in Outcome}}
 """Module constants, because each request reads them. Python 3.11 takes ten times as long to find a member in its Enum,
 and an Enum's ``value`` is a function in Python."""
@@ -157,14 +160,6 @@ class Record:
             services.metrics.took(_FIRST_BYTE_SPAN, at_s)
         self._moments += (at_s, _FIRST_BYTE, self._decode_name, 0, "")
 
-    def began(self) -> None:
-        """The client gets decode's answer, which is no error. ``first_byte`` was called before."""
-        first_byte_at = self._line.first_byte_at
-        if first_byte_at is not None and self._decode is not None:
-            self._decode.answered.add(first_byte_at - self._sent_at)
-            if not self._is_part:
-                self._services.metrics.began(self._model, first_byte_at - self._line.received_at)
-
     def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
         """The client has its answer, or has left. ``status``: of the answer; None: the client got no whole answer."""
         line, metrics = self._line, self._services.metrics
@@ -173,6 +168,15 @@ class Record:
         self._outcome = outcome
         if error is not None:
             self._error = error.code if isinstance(error, ApiError) else ENGINE_ERROR
+        if outcome is _OK and self._decode is not None and line.first_byte_at is not None:
+            answered, seconds = self._decode.answered, line.first_byte_at - self._sent_at
+            answered.counts[bisect_left(COARSE, seconds)] += 1  # ``Seconds.add``, without a call.
+            answered.total_s += seconds
+            if not self._is_part:
+                of_model = metrics.first_bytes.get(self._model) or metrics.first_bytes_of(self._model)
+                seconds = line.first_byte_at - line.received_at
+                of_model.counts[bisect_left(COARSE, seconds)] += 1
+                of_model.total_s += seconds
         if not self._is_part:
             metrics.took(_TOTAL_SPAN, now - line.received_at)
             metrics.ended(outcome)

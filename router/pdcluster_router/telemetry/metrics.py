@@ -9,6 +9,7 @@ four spans to note.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import Counter as Counted
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from prometheus_client.registry import Collector
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.clients.key_limits import KeyUses
 from pdcluster_router.core.engines.placement import Home
-from pdcluster_router.core.telemetry.seconds import COARSE, Seconds, histogram_text
+from pdcluster_router.core.telemetry.seconds import COARSE, FINE, Seconds, histogram_text
 from pdcluster_router.telemetry.failures import FailureKind
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -104,8 +105,8 @@ class Metrics:
         self._registry.register(_LabelCounts("engine_ejections", ejections, "role", self._ejected))
         self._seconds = {span: Seconds() for span in Span}
         self._registry.register(_SpanSeconds(self._seconds))
-        self._first_bytes: dict[str, Seconds] = {}
-        """By model."""
+        self.first_bytes: dict[str, Seconds] = {}
+        """By model, as ``first_bytes_of`` has made them."""
         self._samples: Callable[[], Iterable[EngineSample]] = tuple
         self._waits: dict[str, _Wait] = {}
         """By the key's name."""
@@ -158,16 +159,15 @@ class Metrics:
         self._ejected[role] += 1
 
     def took(self, span: Span, seconds: float) -> None:
-        self._seconds[span].add(seconds)
+        one = self._seconds[span]  # ``Seconds.add``, without a call.
+        one.counts[bisect_left(FINE, seconds)] += 1
+        one.total_s += seconds
 
-    def began(self, model: str, seconds: float) -> None:
-        """The first byte of an answer without an error came so long after the request. ``model``: a name that engines
-        list, or empty, so that no client can make series."""
-        one = self._first_bytes.get(model)
-        if one is None:
-            name = model if len(self._first_bytes) < _MAX_MODELS else ""
-            one = self._first_bytes.setdefault(name, Seconds(COARSE))
-        one.add(seconds)
+    def first_bytes_of(self, model: str) -> Seconds:
+        """From requests for ``model`` to the first byte of answers that ended well. ``model``: a name that engines
+        list, or empty, so that no client can make series. Look in ``first_bytes`` before."""
+        name = model if model in self.first_bytes or len(self.first_bytes) < _MAX_MODELS else ""
+        return self.first_bytes.setdefault(name, Seconds(COARSE))
 
     def waited(self, client: str, seconds: float) -> None:
         """A request was in the queue for so long. ``client``: the name of its key."""
@@ -229,18 +229,18 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         by_url = {(sample.role, sample.url): sample for sample in self._samples()}  # An old pod's engine may still end.
         engines = (({"role": role, "engine": url}, one.answered) for (role, url), one in by_url.items())
-        models = (({"model": model}, seconds) for model, seconds in self._first_bytes.items())
+        models = (({"model": model}, seconds) for model, seconds in self.first_bytes.items())
         own = histogram_text(_PREFIX + "engine_answer_seconds", _ENGINES, engines)
         own += histogram_text(_PREFIX + "model_first_byte_seconds", _MODELS, models)
         return generate_latest(self._registry) + own.encode()
 
 
 _ENGINES = (
-    "Seconds from a call to an engine to its answer without an error, by role and URL: prefill's whole answer, or the "
-    "first byte of decode's"
+    "Seconds from a call to an engine to its answer, by role and URL: prefill's whole answer without an error, or the "
+    "first byte of decode's, if that ended well"
 )
 _MODELS = (
-    "Seconds from a request's arrival to the first body byte of an answer without an error, by the model as engines "
+    "Seconds from a request's arrival to the first body byte of an answer that ended well, by the model as engines "
     "list it; empty: a model that none of them lists, or none was named, and all beyond the hundredth"
 )
 

@@ -70,7 +70,7 @@ def router_series() -> dict[str, set[str]]:
     for name, watched in WATCHED.items():
         getattr(metrics, name)(*watched)
     metrics.waited("team-a", 0.5)
-    metrics.began("llama", 0.5)
+    metrics.first_bytes_of("llama").add(0.5)
     return series_in(metrics.render())
 
 

@@ -25,6 +25,6 @@ def test_a_span_counts_in_its_bucket_and_in_all_longer_ones_and_in_the_sum() -> 
 def test_of_many_models_only_a_hundred_have_seconds_of_their_own() -> None:
     metrics = Metrics()
     for number in (*range(300), *range(300)):
-        metrics.began(f"adapter-{number}", 1.0)
+        metrics.first_bytes_of(f"adapter-{number}").add(1.0)
     found = re.findall(r'model_first_byte_seconds_count{model="(.*)"} (\d+)', metrics.render().decode())
     assert {name: int(count) for name, count in found} == {"": 400, **{f"adapter-{number}": 2 for number in range(100)}}

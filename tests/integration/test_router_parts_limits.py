@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import json
 from typing import Any
 
 import pytest
 
 from fakes.answers import END
 from fakes.faults import Fault, Gate
-from fakes.router import Rig, post, raw, running_rig, send, until
+from fakes.http import request_bytes
+from fakes.router import COMPLETIONS, Rig, post, raw, running_rig, send, until
 from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.requests.exchange import Exchange
+from pdcluster_router.requests.request import ClientRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -41,6 +45,32 @@ async def test_parts_beyond_a_quarter_of_the_clients_places_are_not_made() -> No
         assert len((await first.receive()).json()["choices"]) == 3
         await rig.settled()
         assert len((await post(rig, three)).json()["choices"]) == 3
+
+
+@pytest.mark.parametrize(("num_header_bytes", "num_parts"), [(1_000, 64), (17_000, 1)])
+async def test_many_parts_do_not_repeat_large_headers(num_header_bytes: int, num_parts: int) -> None:
+    """A mebibyte in all parts at most: what repeats more is prefilled by decode as a whole."""
+    async with running_rig(num_decode=2) as rig:
+        headers = {"x-filler": "x" * num_header_bytes}
+        assert (await post(rig, {**TWO, "prompt": ["a"] * 64}, headers)).status == 200
+        assert sum(len(engine.seen) for engine in rig.decodes) == num_parts
+
+
+@pytest.mark.parametrize("body", [TWO, {**TWO, "prompt": "once"}], ids=["parts", "whole"])
+async def test_large_headers_of_a_small_request_are_not_kept_while_its_answer_flows(
+    rig: Rig, body: dict[str, Any]
+) -> None:
+    rig.decode.close_gate(Gate.SECOND_TOKEN)
+    client = await rig.client()
+    await client.send(
+        request_bytes(COMPLETIONS, json.dumps({**body, "stream": True}).encode(), {"x-filler": "f" * 50_000})
+    )
+    await client.reader.readuntil(b'"index":')
+    await until(lambda: rig.router.room.used_bytes == 0)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, ClientRequest) and len(one.headers) > 40_000]
+    rig.decode.open_gate(Gate.SECOND_TOKEN)
+    assert b"[DONE]" in await client.reader.readuntil(END)
 
 
 async def test_the_request_is_forgotten_once_each_part_has_its_answer(rig: Rig) -> None:

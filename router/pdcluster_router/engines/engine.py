@@ -83,7 +83,7 @@ class Engine:
         self.breaker = Breaker()
         self.outage = Outage()
         self.answered = Seconds(COARSE)
-        """From a call to its answer, as ``EngineSample`` has it. The request's record adds to it."""
+        """From a call to its answer, as ``EngineSample`` has it. Requests add to it."""
         self.listing: Listing | None = None
         """The models that it serves; None: it has not told this router."""
         self.lists_too_much = False

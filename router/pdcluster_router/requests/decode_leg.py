@@ -82,8 +82,8 @@ class DecodeLeg:
     def place(self) -> bool:
         """Places the request on an engine that was not tried, if it has none. Returns whether it has one now."""
         if self.engine is None:
-            place, tried = self.request.terms.place_decode, self._tried
-            self.engine = place(self.request, self._excluded() if self._left_revisions else tried)
+            tried = self._excluded() if self._left_revisions else self._tried
+            self.engine = self.request.terms.place_decode(self.request, tried)
             if self.engine is not None:
                 self._era = self.engine.take(self._num_tokens)
                 self._num_asked += 1

@@ -205,9 +205,10 @@ _READINESS: Final = frozenset({Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTE
 
 def _worse(was: Condition, found: Condition | None) -> Condition:
     """``found`` if it tells of a loss that ``was`` does not."""
+    if found is None or was.type not in _READINESS:
+        return was
     bad = Truth.TRUE if was.type is Type.DEGRADED else Truth.FALSE
-    is_loss = was.type in _READINESS and found is not None and found.truth is bad and was.truth is not bad
-    return found if is_loss and found is not None else was
+    return found if found.truth is bad and was.truth is not bad else was
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from contract.ends import MEMORY_BYTES, Memory, ProcessReceiver
+from patience import PATIENCE_S
 from pdcluster_connector.transport import mooncake
 from pdcluster_connector.transport.base import TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.mooncake import MooncakeTransport
@@ -167,17 +168,17 @@ class _HasAThreadInside(MooncakeTransport):
 
     def hold(self) -> None:
         self._thread.start()
-        assert self._is_in.wait(30)
+        assert self._is_in.wait(PATIENCE_S)
 
     def let_out(self) -> None:
         self.may_leave.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
     def _stay(self) -> None:
         with self._running():
             self._is_in.set()
-            self.may_leave.wait(30)
+            self.may_leave.wait(PATIENCE_S)
 
 
 def test_a_close_that_is_not_certain_says_so_each_time_and_writes_stay_pending_until_it_is() -> None:
@@ -223,7 +224,7 @@ def test_a_write_that_was_refused_is_no_reason_not_to_close() -> None:
     transport.submit_writes("127.0.0.1:1", [(memory.address, 4096, 16)])
     for thread in enumerate_threads():
         if thread.name == "pdcluster-open":
-            thread.join(30)
+            thread.join(PATIENCE_S)
     transport.hold()
     transport.close()  # Raises where it is not certain.
     transport.let_out()

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,7 +135,9 @@ class FakeEngine:
     def hang_up_on_all(self) -> None:
         """Every connection is closed, as by a server whose idle time is over. At once: the loop does not run."""
         for writer in self.open_connections:
-            with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as same:
+            if (own := writer.get_extra_info("socket")) is None:
+                continue  # It has ended already; or it ends just now.
+            with suppress(OSError), socket.socket(fileno=os.dup(own.fileno())) as same:
                 same.shutdown(socket.SHUT_RDWR)
 
     def say(self, raw: bytes) -> None:

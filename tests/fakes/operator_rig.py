@@ -21,7 +21,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from fakes.api_server import ApiServer, Fault, is_parting, selects
 from fakes.api_store import ApiStore, Object
 from operator_cases.objects import pdcluster
-from patience import EDGE_S
+from patience import EDGE_S, PATIENCE_S
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Caches, Key
@@ -297,4 +297,4 @@ async def running_operator(api: ApiServer, identity: str = "a", **values: Any) -
             yield replica
         finally:
             stopped.set()
-            await asyncio.wait({replica.task}, timeout=20)
+            await asyncio.wait({replica.task}, timeout=PATIENCE_S)

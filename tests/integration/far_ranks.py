@@ -14,6 +14,7 @@ import msgspec
 
 from integration.forked import forking_context
 from integration.ranks import Cache, Shape, engine_facts, expect, fingerprint_of, forward
+from patience import PATIENCE_S
 from pdcluster_connector.assembly import make_decode_rank, make_prefill_rank
 from pdcluster_connector.engine_facts import Memory
 from pdcluster_connector.settings import Settings
@@ -106,7 +107,7 @@ def _process(serve: Callable[..., None], *args: object) -> Iterator[tuple[BasePr
         yield process, here, here.recv()
     finally:
         process.kill()  # a stopped one too
-        process.join(10)
+        process.join(PATIENCE_S)
 
 
 def _serve_prefill(

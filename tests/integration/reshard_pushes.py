@@ -34,6 +34,7 @@ from integration.reshard_cache import (
     model_kv,
     prefill_cache,
 )
+from patience import PATIENCE_S
 from pdcluster_connector.core.tp_mapping import Sharding
 from pdcluster_connector.core.watermark import KvGroup, wanted_spans
 from pdcluster_connector.ending import end_parts
@@ -248,7 +249,7 @@ class PrefillGroup:
         return all(set(names) <= self.released.get(number, set()) for number, _ in self.living)
 
     def require_no_staging_taken(self) -> None:
-        assert self.step_until(lambda: all(rank.ask("is_idle") for _, rank in self.living), 5)
+        assert self.step_until(lambda: all(rank.ask("is_idle") for _, rank in self.living), PATIENCE_S)
 
     def _ask_finished(self, names: Sequence[str]) -> None:
         for number, rank in self.living:

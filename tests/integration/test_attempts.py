@@ -20,6 +20,7 @@ import zmq
 
 from integration.far_ranks import FarPrefill, far_prefill
 from integration.ranks import Pair, Shape, another_prefill, make_pair
+from patience import PATIENCE_S
 from pdcluster_connector.core.writers import SessionId
 from pdcluster_connector.settings import SessionUse, Settings
 from pdcluster_connector.transport.base import Transport
@@ -49,7 +50,7 @@ def patient(quick: Settings) -> Settings:
     return msgspec.structs.replace(quick, lease_s=30.0)
 
 
-def with_another_prefill(pair: Pair, settings: Settings = QUICK) -> AbstractContextManager[Pair]:
+def with_another_prefill(pair: Pair, settings: Settings = PATIENT) -> AbstractContextManager[Pair]:
     """The same decode rank, pushed to by a second prefill engine."""
     return another_prefill(pair, settings, engine_id=EngineId("another"))
 
@@ -66,8 +67,8 @@ def push_forever(far: FarPrefill, pair: Pair, name: str) -> None:
     assert name not in pair.ended
 
 
-def test_the_next_attempt_fills_the_same_blocks_after_a_lost_one(quick: Settings) -> None:
-    with make_pair(settings=quick) as pair, with_another_prefill(pair, quick) as other:
+def test_the_next_attempt_fills_the_same_blocks_after_a_lost_one(patient: Settings) -> None:
+    with make_pair(settings=patient) as pair, with_another_prefill(pair, patient) as other:
         pair.retries = other.retries = True
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
@@ -79,8 +80,8 @@ def test_the_next_attempt_fills_the_same_blocks_after_a_lost_one(quick: Settings
         assert np.array_equal(other.source.layers[:, [8, 9]], other.target.layers[:, [5, 6]])
 
 
-def test_a_higher_attempt_stops_the_running_one_before_it_writes(quick: Settings) -> None:
-    with make_pair(settings=quick) as pair, with_another_prefill(pair, quick) as other:
+def test_a_higher_attempt_stops_the_running_one_before_it_writes(patient: Settings) -> None:
+    with make_pair(settings=patient) as pair, with_another_prefill(pair, patient) as other:
         pair.expect("a", 2)
         pair.forward(pair.slice_of("a", [1], [5], is_last=False))
         assert pair.step_until(lambda: bool(pair.target.layers[:, 5].any()))
@@ -94,7 +95,7 @@ def test_a_higher_attempt_stops_the_running_one_before_it_writes(quick: Settings
 
 
 def test_an_attempt_that_comes_after_the_kv_is_here_writes_nothing_and_has_not_failed() -> None:
-    with make_pair(settings=QUICK) as pair, with_another_prefill(pair) as other:
+    with make_pair(settings=PATIENT) as pair, with_another_prefill(pair) as other:
         pair.expect("a", 1)
         pair.forward(pair.slice_of("a", [1], [5]))
         assert pair.step_until(lambda: pair.ended == {"a": True})
@@ -225,7 +226,7 @@ def test_a_prefill_that_was_cut_off_comes_back_on_a_new_session(patient: Setting
 
 def test_ranks_with_different_secrets_never_write_and_both_say_why() -> None:
     secret = make_secret("another cluster!")
-    with make_pair(settings=QUICK) as pair, another_prefill(pair, QUICK, secret=secret) as other:
+    with make_pair(settings=PATIENT) as pair, another_prefill(pair, PATIENT, secret=secret) as other:
         pair.expect("a", 1)
         other.forward(pair.slice_of("a", [1], [5]))
         other.step(finished=["a"])
@@ -235,7 +236,7 @@ def test_ranks_with_different_secrets_never_write_and_both_say_why() -> None:
 
 
 def test_an_open_without_the_routers_token_is_denied() -> None:
-    with make_pair(settings=QUICK) as pair:
+    with make_pair(settings=PATIENT) as pair:
         pair.expect("a", 1)
         part = pair.slice_of("a", [1], [5])
         pair.forward(msgspec.structs.replace(part, attempt_token="1.00"))
@@ -274,10 +275,10 @@ def longest_pause_in_a_cut() -> float:
 
 
 def test_noise_and_floods_on_the_side_channel_leave_the_pushes_of_members_alone() -> None:
-    with make_pair(settings=QUICK) as pair:
+    with make_pair(settings=PATIENT) as pair:
         port, rng = pair.decode.address.port, random.Random(3)
         for _ in range(50):
-            with socket.create_connection(("127.0.0.1", port), timeout=2) as raw:
+            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as raw:
                 raw.sendall(rng.randbytes(rng.randrange(1, 4000)))
         context = zmq.Context()
         strangers = [context.socket(zmq.DEALER) for _ in range(5)]

@@ -57,10 +57,10 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(PATIENCE_S)
 
 
 def test_the_three_commands_of_the_page_serve(tiny_model: Path, tmp_path: Path) -> None:

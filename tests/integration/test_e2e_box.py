@@ -13,6 +13,8 @@ from pathlib import Path
 from e2e import groups
 from e2e.box import FOLDER_VARIABLE, run_in_box
 
+from patience import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = """
 import sys
@@ -134,7 +136,7 @@ def test_a_run_that_is_told_to_end_leaves_nothing_for_the_next_one(tmp_path: Pat
     eventually(lambda: b"sleep\x007558" in b"".join(commands()))
     (name,) = runs_of(tmp_path)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 128 + signal.SIGTERM
+    assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert not runs_of(tmp_path)
     assert not ours(name)
     assert b"sleep\x00755" not in b"".join(commands())

@@ -20,6 +20,7 @@ from typing import Final
 import pytest
 
 from fakes.elf import library_that_needs
+from patience import PATIENCE_S
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 NEEDED: Final = ("vllm", "msgspec", "aiohttp", "numpy", "zmq")
@@ -93,7 +94,7 @@ class Image:
     def has_its_own(self, wheel: Path) -> None:
         """The base image brings it."""
         install = [str(self.python), "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)]
-        subprocess.run(install, check=True, timeout=60)
+        subprocess.run(install, check=True, timeout=PATIENCE_S)
 
     def mooncakes(self) -> list[str]:
         """What is installed of it."""
@@ -105,7 +106,7 @@ class Image:
         told["PASSWD"] = str(self.passwd)
         command = [str(ROOT / "images" / "engine.sh")]
         return subprocess.run(
-            command, env={**os.environ, **told}, capture_output=True, text=True, timeout=120, check=False
+            command, env={**os.environ, **told}, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
 
     def bytecode_of(self, module: str) -> Path:
@@ -144,7 +145,7 @@ def test_modules_are_compiled_and_their_bytecode_is_known_by_the_sources_hash(im
 def test_a_start_compiles_nothing_and_writes_nothing(image: Image) -> None:
     program = f"import sys; sys.dont_write_bytecode = True; import {', '.join(NEEDED)}, pdcluster_connector"
     done = subprocess.run(
-        [image.python, "-v", "-c", program], capture_output=True, text=True, check=True, timeout=60, cwd="/"
+        [image.python, "-v", "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S, cwd="/"
     )
     ours = [line for line in done.stderr.splitlines() if str(image.modules) in line]
     assert len([line for line in ours if "matches" in line]) >= len(NEEDED)
@@ -157,7 +158,7 @@ def test_a_module_that_somebody_mounts_over_ours_is_the_one_that_runs(image: Ima
     module.write_text("MINE = 1\n")
     os.utime(module, ns=(before.st_atime_ns, before.st_mtime_ns))
     try:
-        subprocess.run([image.python, "-B", "-c", "import zmq; zmq.MINE"], check=True, timeout=60)
+        subprocess.run([image.python, "-B", "-c", "import zmq; zmq.MINE"], check=True, timeout=PATIENCE_S)
     finally:
         module.write_text("")
 

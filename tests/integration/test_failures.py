@@ -33,7 +33,8 @@ pytestmark = pytest.mark.engines
 
 SMALL_CHUNKS = ("--max-num-batched-tokens", "32", "--no-enable-prefix-caching")
 """3,000 tokens take 94 steps: time enough to break something in between."""
-QUICK = {"quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 2.0, "handshake_timeout_s": 20.0}
+QUICK = {"quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 20.0, "handshake_timeout_s": 20.0}
+"""Blocks come back soon; but a prefill engine of a crowded machine says nothing for seconds, and has not failed."""
 
 
 def start_pool(harness: Harness) -> AbstractContextManager[Pool]:
@@ -95,12 +96,12 @@ def test_a_prefill_engine_killed_in_the_middle_fails_the_request_and_decode_gets
     asking = Asking(pool, LONG)
     wait_for_prefill(pool)
     pool.prefill[0].handle.signal(signal.SIGKILL)
-    asking.join(30)
+    asking.join(PATIENCE_S)
     require_openai_error(asking.error)
     assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
-    pool.prefill[0].handle.wait(10)
+    pool.prefill[0].handle.wait(PATIENCE_S)
     asking = Asking(pool, PROMPT)
-    asking.join(30)
+    asking.join(PATIENCE_S)
     assert "could not be prefilled" in require_openai_error(asking.error), (
         "the next one is told of an engine that is gone"
     )
@@ -117,7 +118,7 @@ def test_with_policy_recompute_decode_answers_by_itself_when_prefill_dies(
         asking = Asking(pool, LONG)
         wait_for_prefill(pool)
         pool.prefill[0].handle.signal(signal.SIGKILL)
-        asking.join(60)
+        asking.join(PATIENCE_S)
         assert asking.answer == expected[len(LONG)]
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
@@ -131,7 +132,7 @@ def test_a_client_that_leaves_during_prefill_frees_both_engines(
     def outcomes() -> list[str]:
         return sorted(push["outcome"] for push in whole_pool.prefill[0].read_trace("push")[num_before:])
 
-    with closing(HTTPConnection("127.0.0.1", whole_pool.router.port, timeout=60)) as client:
+    with closing(HTTPConnection("127.0.0.1", whole_pool.router.port, timeout=PATIENCE_S)) as client:
         client.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
         wait_for_prefill(whole_pool)
     require_still_serving(whole_pool, expected)
@@ -162,7 +163,7 @@ def test_a_decode_engine_killed_during_the_push_is_one_clear_error_and_prefill_g
     asking = Asking(pool, LONG)
     wait_for_prefill(pool)
     pool.decode[0].handle.signal(signal.SIGKILL)
-    asking.join(30)
+    asking.join(PATIENCE_S)
     require_openai_error(asking.error)
     assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
 
@@ -171,7 +172,7 @@ def test_a_decode_engine_killed_during_the_push_is_one_clear_error_and_prefill_g
 def test_engines_with_other_block_sizes_are_told_the_cure(harness: Harness) -> None:
     with harness.start_pool(prefill_args=("--block-size", "64"), decode_args=("--block-size", "128")) as pool:
         asking = Asking(pool, PROMPT)
-        asking.join(30)
+        asking.join(PATIENCE_S)
         assert "--block-size" in require_openai_error(asking.error)
         (line,) = pool.decode[0].read_trace("receive")
         assert "pages of 64 tokens on prefill, 128 on decode" in line["reason"]
@@ -187,7 +188,7 @@ def test_engines_with_other_models_are_refused_before_any_byte(harness: Harness,
     # The argument that comes last wins.
     with harness.start_pool(prefill_args=("--model", str(other)), router_args=()) as pool:
         asking = Asking(pool, PROMPT, model=str(harness.model))
-        asking.join(30)
+        asking.join(PATIENCE_S)
         require_openai_error(asking.error)
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert all(line["num_bytes"] == 0 for line in pool.prefill[0].read_trace("push"))
@@ -225,7 +226,7 @@ def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
         with pytest.raises(HttpError) as error, opened_with_deadline(whole_pool, 3):
             pass
         assert error.value.status >= 500
-        assert time.monotonic() - begin < 8
+        assert time.monotonic() - begin < QUICK["lease_s"]
         assert eventually(lambda: blocks_in_use(*whole_pool.decode) == 0)
     finally:
         os.killpg(whole_pool.prefill[0].handle.pid, signal.SIGCONT)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fakes.transports import Failing, Unseen, Wrapped, wrap_transports
 from integration.ranks import LIFE, SECRET, Cache, Pair, Shape, fingerprint_of, make_pair, prefill_rank, push_slice
-from patience import EDGE_S, until
+from patience import EDGE_S, PATIENCE_S, until
 from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.writers import PeerId
 from pdcluster_connector.reshard.feeds import ReshardItem
@@ -196,7 +196,7 @@ def test_a_write_in_flight_when_decode_is_lost_is_cut_off_before_its_blocks_come
     with granted_push(wrap) as (worker, decode):
         worker.finished([RequestId("r")])
         assert until(lambda: bool(made), EDGE_S)
-        assert made[0].has_written.wait(5)
+        assert made[0].has_written.wait(PATIENCE_S)
         decode.channel.close()
         freed = until_freed(worker)
         assert made[0].is_closed, "the session comes first"
@@ -229,7 +229,7 @@ class _ClosesSlowly(Failing):
 
     def close(self) -> None:
         self.is_closing.set()
-        assert self.may_close.wait(10)
+        assert self.may_close.wait(PATIENCE_S)
         super().close()
 
 
@@ -237,7 +237,7 @@ def test_no_block_is_given_back_before_the_session_that_may_read_it_is_closed() 
     """The order is all of the hard fence on prefill's side."""
     with granted_push(_ClosesSlowly) as (worker, _), ExitStack() as stack:
         stack.callback(_ClosesSlowly.may_close.set)
-        assert _ClosesSlowly.is_closing.wait(10)
+        assert _ClosesSlowly.is_closing.wait(PATIENCE_S)
         assert worker.finished([RequestId("r")]) == set()
         time.sleep(0.2)
         assert worker.finished([]) == set()
@@ -266,7 +266,7 @@ class Gate:
     def hold_lane(self) -> None:
         """The lane stands where it asks for a write's status, until the gate is opened."""
         self._holds.set()
-        assert self._is_held.wait(5)
+        assert self._is_held.wait(PATIENCE_S)
 
     def open(self) -> None:
         self._is_open.set()
@@ -274,7 +274,7 @@ class Gate:
     def lets_through(self) -> bool:
         if self._holds.is_set():
             self._is_held.set()
-            assert self._is_open.wait(10)
+            assert self._is_open.wait(PATIENCE_S)
         return self._is_open.is_set()
 
 
@@ -342,10 +342,10 @@ def test_parts_that_wait_for_a_decode_rank_that_never_answers_are_let_go() -> No
         rank.worker.begin_step(PrefillStep(LIFE, (slice_for(decode.address),)))
         (lane,) = rank.worker._known_lanes()
         lane.post(staged(PushKey(T, FIRST), released))
-        assert until(lambda: len(released) == 1, 20)
+        assert until(lambda: len(released) == 1, PATIENCE_S)
         assert time.monotonic() - begin >= handshake_timeout_s
         lane.post(staged(PushKey(T, FIRST), released))
-        assert until(lambda: released == ["back", "back"], 20)
+        assert until(lambda: released == ["back", "back"], PATIENCE_S)
 
 
 def test_a_push_straight_from_its_blocks_outlives_the_resharders_failure() -> None:
@@ -360,7 +360,7 @@ def test_a_push_straight_from_its_blocks_outlives_the_resharders_failure() -> No
             lane.post(ReshardFailed(step, (0,), "the resharder is broken"))
         heard = threading.Event()
         lane.post(Quiesce(PushKey(TransferId("another"), FIRST), heard))
-        assert heard.wait(5)
+        assert heard.wait(PATIENCE_S)
         gate.open()
         pair.require_received("a")
         assert lane.is_usable

@@ -196,9 +196,9 @@ def test_a_cancelled_call_has_no_outcome_and_the_router_sees_the_cut() -> None:
     bench = Bench()
     with serving(bench) as client:
         client.post(R, bench.url, RESERVATION, deadline=time.monotonic() + 30)
-        assert bench.called.wait(10)
+        assert bench.called.wait(PATIENCE_S)
         client.cancel(R)
-        assert bench.gone.wait(10)
+        assert bench.gone.wait(PATIENCE_S)
         assert not bench.outcomes
 
 
@@ -221,6 +221,6 @@ def test_closing_cuts_every_call() -> None:
     bench = Bench()
     with serving(bench) as client:
         client.post(R, bench.url, RESERVATION, deadline=time.monotonic() + 30)
-        assert bench.called.wait(10)
+        assert bench.called.wait(PATIENCE_S)
         client.close()
-        assert bench.gone.wait(10)
+        assert bench.gone.wait(PATIENCE_S)

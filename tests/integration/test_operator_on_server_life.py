@@ -17,6 +17,7 @@ from fakes.certificates import Authority
 from integration.harness import eventually
 from operator_on_server.process import OperatorProcess
 from operator_on_server.server import KINDS, READY_LIMIT_S, STILL_S, Pool, Server, running_server
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.control_plane
 
@@ -168,4 +169,4 @@ def test_from_a_laptop_an_operator_leads_and_people_look_by_a_kubeconfig(server:
 
 def run_pdcluster(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pdcluster_cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

@@ -163,7 +163,7 @@ async def test_a_storm_of_errors_passes() -> None:
         api.faults += [Fault(lambda asked: asked.is_write and "leases" not in asked.path, code, 2) for code in codes]
         create(api, pool(router))
         async with running_operator(api):
-            await until(lambda: is_ready(api), 40)
+            await until(lambda: is_ready(api), PATIENCE_S)
             assert [fault.times for fault in api.faults] == [0] * len(codes), "the whole storm came"
 
 
@@ -174,7 +174,7 @@ async def test_an_operator_that_is_stopped_gives_the_lease_back_and_the_next_one
             await all_read(second)
             await first.stop()
             assert api.store.read(LEASE)["spec"]["holderIdentity"] in ("", "b")
-            await until(lambda: second.operator.leader.is_leading, 40)
+            await until(lambda: second.operator.leader.is_leading, PATIENCE_S)
 
 
 async def test_a_leader_that_cannot_renew_writes_no_more() -> None:

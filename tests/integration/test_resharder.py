@@ -14,7 +14,7 @@ import torch
 from fakes.token_major import Pages, shape_of
 from integration.processes import descendants
 from integration.reshard_ranks import Scenario, assert_as_reference, run, running
-from patience import EDGE_S
+from patience import EDGE_S, PATIENCE_S
 from pdcluster_connector.device import CpuDevice, Device, DeviceEvent, Stream
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import (
@@ -187,7 +187,7 @@ def test_what_is_ordered_after_close_is_reported_failed_and_the_thread_ends() ->
 
     def hear(outcome: ReshardOutcome) -> None:
         outcomes.append(outcome)
-        release.wait(5)
+        release.wait(PATIENCE_S)
 
     resharder = lone_resharder(hear)
     resharder.begin_step(1, {0: [request()]})
@@ -200,7 +200,7 @@ def test_what_is_ordered_after_close_is_reported_failed_and_the_thread_ends() ->
     closing.start()
     time.sleep(0.05)
     release.set()
-    closing.join(5)
+    closing.join(PATIENCE_S)
     assert not closing.is_alive()
     assert outcomes[1:] == [ReshardFailed(1, (0,), "prefill's resharder was closed"), StepRead(1)]
     assert "pdcluster-reshard" not in {thread.name for thread in threading.enumerate()}
@@ -211,7 +211,7 @@ def test_a_step_that_cannot_be_planned_fails_without_breaking_the_resharder() ->
     resharder = lone_resharder(outcomes.append, staging_bytes=1 << 13)
     resharder.begin_step(1, {0: [request()]})
     resharder.layer_saved([0], None)
-    assert resharder.fence().wait(5)
+    assert resharder.fence().wait(PATIENCE_S)
     assert resharder.close(5)
     (failed,) = outcomes
     assert isinstance(failed, ReshardFailed)
@@ -295,7 +295,7 @@ def test_an_error_of_the_device_is_noted_since_it_may_be_of_what_lanes_push(ques
     resharder.begin_step(1, {0: [request()]})
     resharder.layer_saved([0], None)
     resharder.end_step()
-    assert resharder.fence().wait(5)
+    assert resharder.fence().wait(PATIENCE_S)
     assert resharder.close(5)
     assert device.noted == [f"an illegal memory access was encountered in {question}"]
     assert [type(outcome) for outcome in outcomes] == [ReshardFailed, StepRead]

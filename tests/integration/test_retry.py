@@ -7,26 +7,40 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException
+from types import MappingProxyType
+from typing import Final
 
 import pytest
 
 from integration.harness import Harness, Pool, Server, blocks_in_use, complete, eventually, metric
 from integration.prompts import LONG, PROMPT
 from integration.test_failures import QUICK, SMALL_CHUNKS, Asking, require_openai_error
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.engines
 
+NO_CHANGES: Final[Mapping[str, float]] = MappingProxyType({})
+
 
 @contextmanager
-def pool_of(harness: Harness, prefill: int, decode: int, *, chunk: int = 32, **more: object) -> Iterator[Pool]:
+def pool_of(
+    harness: Harness,
+    prefill: int,
+    decode: int,
+    *,
+    chunk: int = 32,
+    changes: Mapping[str, float] = NO_CHANGES,
+    **more: object,
+) -> Iterator[Pool]:
     """``chunk``: tokens per step of prefill: with few, a long prompt takes long enough to break something in it."""
+    quick = {**QUICK, **changes}
     chunks = ("--max-num-batched-tokens", str(chunk), "--no-enable-prefix-caching", "--max-num-seqs", "16")
     with harness.start_pool(
-        prefill, decode, prefill_args=chunks, decode_args=SMALL_CHUNKS, prefill_connector=QUICK,
-        decode_connector=QUICK, **more,  # type: ignore[arg-type]  # passed on
+        prefill, decode, prefill_args=chunks, decode_args=SMALL_CHUNKS, prefill_connector=quick,
+        decode_connector=quick, **more,  # type: ignore[arg-type]  # passed on
     ) as pool:  # fmt: skip
         yield pool
         require_discreet_logs(pool)
@@ -66,7 +80,7 @@ def test_a_prefill_engine_killed_in_the_middle_is_replaced_by_another_with_the_s
         asking = Asking(pool, LONG)
         victim = busy_one(pool.prefill)
         victim.handle.signal(signal.SIGKILL)
-        asking.join(60)
+        asking.join(PATIENCE_S)
         assert asking.answer == expected[len(LONG)], asking.error
         (received,) = pool.decode[0].read_trace("receive")
         assert received["outcome"] == "received"
@@ -81,12 +95,12 @@ def test_a_prefill_engine_killed_in_the_middle_is_replaced_by_another_with_the_s
 def test_a_prefill_engine_that_stops_in_the_middle_loses_its_lease_and_is_replaced(
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    with pool_of(harness, 2, 1, chunk=16) as pool:
+    with pool_of(harness, 2, 1, chunk=16, changes={"lease_s": 3.0}) as pool:
         asking = Asking(pool, LONG)
         victim = busy_one(pool.prefill)
         os.killpg(victim.handle.pid, signal.SIGSTOP)
         try:
-            asking.join(60)
+            asking.join(PATIENCE_S)
             assert asking.answer == expected[len(LONG)], asking.error
             assert eventually(lambda: failures(pool.decode[0], "attempt_lost") == 1)
         finally:
@@ -113,10 +127,14 @@ def test_a_prefill_engine_that_cannot_reach_decode_is_replaced_by_one_that_can(
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:
     lonely = {"kv_connector": "NeverConnects", "kv_connector_module_path": "integration.broken"}
-    with pool_of(harness, 2, 1, first_prefill_kv_transfer=lonely) as pool:
+    changes = {
+        "lease_s": 3.0,
+        "handshake_timeout_s": 5.0,
+    }  # A prefill engine may take as long as both for its first word.
+    with pool_of(harness, 2, 1, first_prefill_kv_transfer=lonely, changes=changes) as pool:
         begin = time.monotonic()
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < QUICK["handshake_timeout_s"]
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert failures(pool.decode[0], "attempt_lost") == 1
 
@@ -129,7 +147,7 @@ def test_a_decode_engine_killed_before_its_first_byte_is_replaced_by_another(
         busy_one(pool.prefill)
         victim = busy_one(pool.decode, "vllm:num_requests_waiting")
         victim.handle.signal(signal.SIGKILL)
-        asking.join(60)
+        asking.join(PATIENCE_S)
         assert asking.answer == expected[len(LONG)], asking.error
         assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
 
@@ -146,7 +164,7 @@ def test_when_no_prefill_engine_is_left_decode_recomputes_or_there_is_one_clear_
             engine.handle.signal(signal.SIGKILL)
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
         asking = Asking(Pool(router, pool.prefill, pool.decode), PROMPT)
-        asking.join(30)
+        asking.join(PATIENCE_S)
         assert "could not be prefilled" in require_openai_error(asking.error)
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
@@ -160,7 +178,7 @@ def test_a_metaserver_that_decode_cannot_reach_ends_the_wait_at_once(
     ) as pool:
         begin = time.monotonic()
         asking = Asking(pool, PROMPT)
-        asking.join(30)
+        asking.join(PATIENCE_S)
         assert time.monotonic() - begin < 10
         if policy == "recompute":
             assert asking.answer == expected[len(PROMPT)]
@@ -174,7 +192,7 @@ def test_a_router_that_dies_leaves_nothing_behind_on_either_engine(harness: Harn
         asking = Asking(pool, LONG)
         busy_one(pool.prefill)
         pool.router.handle.signal(signal.SIGKILL)
-        asking.join(30)
+        asking.join(PATIENCE_S)
         assert isinstance(asking.error, (HTTPException, OSError))
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
 
@@ -183,7 +201,7 @@ def test_a_reservation_with_another_clusters_token_moves_nothing(harness: Harnes
     env = {"PDCLUSTER_SECRET": "the secret of another cluster"}
     with pool_of(harness, 1, 1, env=env) as pool:  # the router has none of it
         asking = Asking(pool, PROMPT)
-        asking.join(30)
+        asking.join(PATIENCE_S)
         assert isinstance(json.loads(getattr(asking.error, "body", "{}")).get("error"), dict), asking.error
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert pool.prefill[0].read_trace("push") == []

@@ -301,9 +301,11 @@ async def test_a_start_says_who_may_use_the_router(has_keys: bool, key_file: Pat
     urls = ["--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1", "--port", "0"]
     router = await start_router(*urls, *flags)
     assert router.stdout is not None
-    lines = [(await asyncio.wait_for(router.stdout.readline(), 60)).decode() for _ in range(3 if has_keys else 4)]
+    lines = [
+        (await asyncio.wait_for(router.stdout.readline(), PATIENCE_S)).decode() for _ in range(3 if has_keys else 4)
+    ]
     router.terminate()
-    rest, _ = await asyncio.wait_for(router.communicate(), 60)
+    rest, _ = await asyncio.wait_for(router.communicate(), PATIENCE_S)
     assert lines[0].startswith("router on http://127.0.0.1:")
     assert lines[1].startswith("engines, operator and monitoring on http://127.0.0.1:")
     open_to_all = "clients are not authenticated: add --api-key-file, or put a gateway in front\n"

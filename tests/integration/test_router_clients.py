@@ -23,7 +23,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
 
 async def assert_aborted(seen: Seen) -> None:
-    await asyncio.wait_for(seen.ended.wait(), 20)
+    await asyncio.wait_for(seen.ended.wait(), PATIENCE_S)
     assert seen.is_disconnected
 
 
@@ -124,7 +124,7 @@ async def test_a_slow_client_stops_the_reading_from_decode_and_gets_every_byte(r
     await until(lambda: connection._is_paused)
     assert not rig.decode.seen[0].ended.is_set()
     client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
-    rest = await asyncio.wait_for(client.reader.readuntil(b"0\r\n\r\n"), 20)
+    rest = await asyncio.wait_for(client.reader.readuntil(b"0\r\n\r\n"), PATIENCE_S)
     assert rest.count(b"data: ") == 400 + 1
 
 

@@ -196,7 +196,7 @@ async def test_a_pipelined_client_that_leaves_aborts_the_request_that_runs(rig: 
     await client.send(raw() + raw())
     seen = await rig.decode.next_request()
     client.leave()
-    await asyncio.wait_for(seen.ended.wait(), 20)
+    await asyncio.wait_for(seen.ended.wait(), PATIENCE_S)
     assert len(rig.decode.seen) == 1
 
 
@@ -239,7 +239,7 @@ async def test_a_client_that_asks_before_it_sends_its_body(rig: Rig) -> None:
 async def test_an_http_1_0_client_gets_a_stream_without_chunks(rig: Rig) -> None:
     client = await rig.client()
     await client.send(raw({**PROMPT, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-    head, _, body = (await asyncio.wait_for(client.reader.read(), 20)).partition(b"\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(client.reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head
     assert body == b"".join(rig.decode.events(rig.decode.seen[0]))
 

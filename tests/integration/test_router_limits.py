@@ -33,7 +33,7 @@ def begun(num_bytes: int, *, missing: int = 1) -> bytes:
 
 
 async def code_of(client: RawClient) -> tuple[int, str]:
-    answer = await asyncio.wait_for(client.receive(), 20)
+    answer = await asyncio.wait_for(client.receive(), PATIENCE_S)
     assert int(answer.headers["retry-after"]) >= 1
     return answer.status, answer.json()["error"]["code"]
 
@@ -59,7 +59,7 @@ async def test_an_engines_call_finds_room_when_clients_have_taken_theirs() -> No
         while rig.router.room.take(1000, RoomLimit.CLIENTS):
             pass
         rig.decode.open_gate(Gate.RESERVE)
-        assert (await asyncio.wait_for(client.receive(), 20)).status == 200
+        assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200
 
 
 async def test_half_a_head_takes_room_too() -> None:
@@ -69,7 +69,7 @@ async def test_half_a_head_takes_room_too() -> None:
             await client.send(b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 60_000)
         await until(lambda: rig.router.room.used_bytes > MB // 2)
         statuses = [client.receive() for client in clients[15:]]
-        assert {(await asyncio.wait_for(status, 20)).status for status in statuses[-1:]} == {503}
+        assert {(await asyncio.wait_for(status, PATIENCE_S)).status for status in statuses[-1:]} == {503}
         for status in statuses[:-1]:
             status.close()
         for client in clients:
@@ -89,7 +89,7 @@ async def test_what_a_client_sends_behind_a_running_request_is_not_read() -> Non
         assert rig.router.room.used_bytes < MB
         rig.decode.open_gate(Gate.RESERVE)
         for _ in range(4):
-            assert (await asyncio.wait_for(client.receive(), 20)).status == 200
+            assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200
         await sending
         await rig.settled()
         assert rig.router.room.used_bytes == 0
@@ -135,7 +135,7 @@ async def test_a_large_reservation_of_a_living_transfer_is_taken(rig: Rig) -> No
     call = await rig.internal()
     reservation = reservation_of(params, remote_block_ids=[list(range(1, 50_000))])
     await call.send(reservation_call(reservation))
-    assert (await asyncio.wait_for(call.receive(), 20)).json()["status"] == "ok"
+    assert (await asyncio.wait_for(call.receive(), PATIENCE_S)).json()["status"] == "ok"
     client.leave()
 
 
@@ -152,7 +152,7 @@ async def test_beyond_the_limit_clients_get_503_and_engines_and_probes_are_serve
         assert await code_of(late) == (503, "too_many_connections")
         assert (await probe.get("/health")).headers["connection"] == "close"
         rig.decode.open_gate(Gate.RESERVE)  # Decode's call comes on a connection of its own.
-        assert (await asyncio.wait_for(running.receive(), 20)).status == 200
+        assert (await asyncio.wait_for(running.receive(), PATIENCE_S)).status == 200
         idle.leave()
         assert await served_in_the_end(rig)
 
@@ -184,7 +184,7 @@ async def test_silent_clients_in_any_number_keep_no_engine_out() -> None:
         for _ in range(20):
             await rig.client()
         await until(lambda: rig.router.clients.num_open == 8)
-        assert (await asyncio.wait_for(client.post(COMPLETIONS, PROMPT), 20)).status == 200
+        assert (await asyncio.wait_for(client.post(COMPLETIONS, PROMPT), PATIENCE_S)).status == 200
 
 
 @pytest.mark.parametrize("num_bytes", [1, MB])
@@ -255,7 +255,7 @@ async def test_the_head_of_a_running_request_takes_room_until_it_is_answered() -
         assert await rig.failures() == {"no_room": 1}
         rig.decode.open_gate(Gate.RESERVE)
         for client in clients[:-1]:
-            assert (await asyncio.wait_for(client.receive(), 20)).status == 200
+            assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200
         await until(lambda: rig.router.room.used_bytes == 0)
 
 
@@ -278,7 +278,7 @@ async def test_a_head_of_many_short_lines_takes_the_room_that_it_really_takes(ri
     await rig.decode.next_request()
     assert rig.router.room.used_bytes > num_lines * 150
     rig.decode.open_gate(Gate.RESERVE)
-    assert (await asyncio.wait_for(client.receive(), 20)).status == 200
+    assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200
     await until(lambda: rig.router.room.used_bytes == 0)
 
 
@@ -287,7 +287,7 @@ async def test_an_idle_connection_remembers_no_head(rig: Rig, path: str, method:
     client = await rig.client()
     mark = "y" * 59_999
     await client.send(request_bytes(path, b"{}" if method == "POST" else b"", {"x": mark}, method))
-    assert (await asyncio.wait_for(client.receive(), 20)).status == 200
+    assert (await asyncio.wait_for(client.receive(), PATIENCE_S)).status == 200
     await rig.settled()
     gc.collect()
     values = [value for value in everything_below(rig.connection_of(client)) if isinstance(value, bytes)]
@@ -307,7 +307,7 @@ async def test_a_probe_finds_room_when_clients_have_taken_all() -> None:
     async with running_rig(max_buffered_bytes=MB) as rig:
         while rig.router.room.take(100, RoomLimit.CLIENTS):
             pass
-        assert (await asyncio.wait_for((await rig.client()).get("/health"), 20)).status == 200
+        assert (await asyncio.wait_for((await rig.client()).get("/health"), PATIENCE_S)).status == 200
         client = await rig.client()
         await client.send(with_large_head("/v1/models", "GET"))
         assert await code_of(client) == (503, "no_room")

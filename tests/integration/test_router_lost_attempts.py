@@ -8,6 +8,7 @@ import pytest
 
 from fakes.faults import Fault, Gate
 from fakes.router import COMPLETIONS, PROMPT, STREAM, attempts, lose, orders, outcome_of, running_rig, send, until
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -32,7 +33,7 @@ async def test_a_running_attempt_that_decode_gives_up_is_stopped_and_both_calls_
         await until(lambda: len(orders(rig)) == 1)
         first = orders(rig)[0]
         call = await lose(rig, rig.decode.seen[0], 1)
-        await asyncio.wait_for(first.ended.wait(), 20)
+        await asyncio.wait_for(first.ended.wait(), PATIENCE_S)
         assert first.is_disconnected
         await until(lambda: len(orders(rig)) == 2)
         for engine in rig.prefills:
@@ -117,7 +118,7 @@ async def test_a_decode_that_cuts_its_call_may_still_ask_for_the_next_attempt() 
         call = await lose(rig, seen, 0)
         await until(lambda: len(orders(rig)) == 1)
         call.leave()
-        await asyncio.wait_for(orders(rig)[0].ended.wait(), 20)
+        await asyncio.wait_for(orders(rig)[0].ended.wait(), PATIENCE_S)
         assert orders(rig)[0].is_disconnected
         again = await lose(rig, seen, 1)
         await until(lambda: len(orders(rig)) == 2)

@@ -69,7 +69,7 @@ async def test_a_host_that_has_no_name_is_told_at_once(host: str) -> None:
     pool = ConnectionPool(host, 80, limits, IdleConnections())
     hearer = Hearer()
     pool.send((b"GET / HTTP/1.1\r\n\r\n",), hearer)
-    lost = await asyncio.wait_for(hearer.lost, 20)
+    lost = await asyncio.wait_for(hearer.lost, PATIENCE_S)
     assert lost.is_unsent
     assert "cannot connect" in lost.reason
     await pool.close()
@@ -80,7 +80,7 @@ async def test_a_host_that_takes_no_connection_is_given_up_in_time() -> None:
         port, hearer = full.getsockname()[1], Hearer()
         pool = ConnectionPool("127.0.0.1", port, PoolLimits(1, 0.1, 1), IdleConnections())
         pool.send((b"GET / HTTP/1.1\r\n\r\n",), hearer)
-        lost = await asyncio.wait_for(hearer.lost, 20)
+        lost = await asyncio.wait_for(hearer.lost, PATIENCE_S)
         assert (lost.is_unsent, lost.reason) == (True, "no connection within 0.1 s")
         await pool.close()
 

@@ -18,6 +18,7 @@ from fakes.engine import FakeEngine, Wire
 from fakes.faults import Gate
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS
+from patience import PATIENCE_S
 from pdcluster_protocol.secret import load_secret
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +41,7 @@ async def process(*flags: str) -> AsyncIterator[tuple[Process, str, FakeEngine, 
     router = await start_router("--prefill", prefill.url, "--decode", decode.url, "--port", "0", *flags)
     try:
         assert router.stdout is not None
-        line = await asyncio.wait_for(router.stdout.readline(), 60)
+        line = await asyncio.wait_for(router.stdout.readline(), PATIENCE_S)
         yield router, line.decode().split()[-1], prefill, decode
     finally:
         if router.returncode is None:
@@ -63,7 +64,7 @@ async def test_sigterm_lets_a_running_stream_end_and_then_stops_with_status_0(tm
             pass
         decode.open_gate(Gate.SECOND_TOKEN)
         assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
-        assert await asyncio.wait_for(router.wait(), 20) == 0
+        assert await asyncio.wait_for(router.wait(), PATIENCE_S) == 0
         assert json.loads(trace.read_text())["status"] == 200
 
 
@@ -81,7 +82,7 @@ async def test_ctrl_c_twice_does_not_wait_for_what_runs() -> None:
         answer = await client.receive()
         assert (answer.status, answer.json()["error"]["code"]) == (503, "stopped")
         await order.ended.wait()
-        assert await asyncio.wait_for(router.wait(), 20) == 0
+        assert await asyncio.wait_for(router.wait(), PATIENCE_S) == 0
         assert router.stderr is not None
         assert b"Traceback" not in await router.stderr.read()
 
@@ -99,7 +100,7 @@ async def test_what_cannot_work_is_one_line_with_the_cure_and_status_2(what: str
             "secret": ["--port", "0", "--host", "0.0.0.0", "--advertise-url", "http://10.0.0.1:8000"],
         }[what]
         router = await start_router("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1", *flags)
-        _, error = await asyncio.wait_for(router.communicate(), 60)
+        _, error = await asyncio.wait_for(router.communicate(), PATIENCE_S)
     assert router.returncode == 2
     (line,) = error.decode().splitlines()
     cures = {
@@ -130,7 +131,7 @@ async def test_the_access_log_goes_to_stdout_where_that_is_asked_for() -> None:
         await client.post(COMPLETIONS, STREAM, {"x-request-id": "R-1"})
         router.send_signal(signal.SIGTERM)
         assert router.stdout is not None
-        lines = (await asyncio.wait_for(router.stdout.read(), 60)).decode().splitlines()
-        assert await asyncio.wait_for(router.wait(), 20) == 0
+        lines = (await asyncio.wait_for(router.stdout.read(), PATIENCE_S)).decode().splitlines()
+        assert await asyncio.wait_for(router.wait(), PATIENCE_S) == 0
     [line] = [json.loads(line) for line in lines if line.startswith("{")]
     assert (line["event"], line["request_id"], line["status"]) == ("access", "R-1", 200)

@@ -27,6 +27,7 @@ from fakes.router import (
     send,
     until,
 )
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +74,7 @@ async def test_a_prefill_that_hangs_is_stopped_before_the_next_attempt_starts() 
     async with running_rig(num_prefill=2, prefill_timeout_s=1.0) as rig:
         rig.prefills[0].fault = Fault.HANG
         assert (await post(rig, PROMPT)).status == 200
-        await asyncio.wait_for(rig.prefills[0].seen[0].ended.wait(), 20)
+        await asyncio.wait_for(rig.prefills[0].seen[0].ended.wait(), PATIENCE_S)
         assert rig.prefills[0].seen[0].is_disconnected
         assert attempts(rig) == [1, 2]
         assert await rig.failures() == {"prefill_timeout": 1}
@@ -113,7 +114,7 @@ async def test_where_decode_shall_not_recompute_the_client_gets_one_502_at_once(
         answer = await post(rig, body)
         assert (answer.status, code_of(answer)) == (502, "prefill_failed")
         assert "prefill-1 answered 500" in answer.json()["error"]["message"]
-        await asyncio.wait_for(rig.decode.seen[0].ended.wait(), 20)
+        await asyncio.wait_for(rig.decode.seen[0].ended.wait(), PATIENCE_S)
         assert rig.decode.seen[0].is_disconnected
         assert len(orders(rig)) == 2
         assert await rig.metric('pdcluster_router_requests_total{outcome="prefill_failed"}') == 1
@@ -175,7 +176,7 @@ async def test_a_decode_that_dies_during_prefill_stops_the_writer_before_another
         client = await send(rig)
         order = await rig.prefill.next_request()
         await rig.decodes[0].stop()
-        await asyncio.wait_for(order.ended.wait(), 20)
+        await asyncio.wait_for(order.ended.wait(), PATIENCE_S)
         assert order.is_disconnected
         rig.prefill.open_gate(Gate.PREFILL)
         assert (await client.receive()).status == 200
@@ -293,7 +294,7 @@ async def test_retries_share_the_requests_one_deadline() -> None:
         answer = await post(rig, PROMPT, {"x-request-timeout": "0.3"})
         assert (answer.status, code_of(answer)) == (504, "deadline_passed")
         for seen in orders(rig):
-            await asyncio.wait_for(seen.ended.wait(), 20)
+            await asyncio.wait_for(seen.ended.wait(), PATIENCE_S)
             assert seen.is_disconnected
 
 

@@ -130,5 +130,5 @@ async def test_an_engine_whose_trailers_do_not_end_is_no_clean_end(trailers: byt
         rig.decode.fault, rig.decode.raw = Fault.RAW, answer(chunks(b"{}")[:-2] + trailers, CHUNKED)
         client = await rig.client()
         await client.send(post())
-        answered = await asyncio.wait_for(client.receive(), 20)
+        answered = await asyncio.wait_for(client.receive(), PATIENCE_S)
         assert answered.status == 502 or not answered.is_whole

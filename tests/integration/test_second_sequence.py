@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from integration.ranks import BLOCK_SIZE, LIFE, SECRET, Pair, make_pair
+from patience import PATIENCE_S
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler, Scheduled
 from pdcluster_connector.settings import PushTiming, Settings
@@ -51,6 +52,6 @@ def test_a_second_sequence_is_refused_and_what_its_lane_pushes_goes_on() -> None
         assert "has a sequence here already" in str(said)
         pair.expect("a", 2)
         pair.expect("another tenant", 1)
-        assert pair.step_until(lambda: len(pair.ended) == 2, timeout_s=60)
+        assert pair.step_until(lambda: len(pair.ended) == 2, timeout_s=PATIENCE_S)
         assert pair.ended == {"a": True, "another tenant": True}
         assert np.array_equal(pair.source.layers[:, [1, 2, 3]], pair.target.layers[:, [5, 6, 9]])

@@ -13,7 +13,7 @@ from typing import IO
 import pytest
 
 from integration.processes import PYTHON_PATH, is_running
-from patience import until
+from patience import PATIENCE_S, until
 from pdcluster_cli.processes.zygote import EngineSpec
 from seed.orders import WORKER, Fork, SeedError
 from seed.start import Seed, SeededZygote
@@ -43,19 +43,19 @@ def test_a_worker_is_what_python_would_be_and_its_status_is_told(seed: Seed) -> 
     line = "import os, sys; print(dict(os.environ), 'json' in sys.modules, __name__, sys.argv); sys.exit(3)"
     asked = Asked(seed, line, {"ONLY": "this"})
     assert asked.stdout.read() == "{'ONLY': 'this'} True __main__ ['-c']\n"
-    assert asked.fork.wait(60.0) == 3
+    assert asked.fork.wait(PATIENCE_S) == 3
 
 
 def test_a_worker_that_raises_ends_with_status_1_and_a_traceback(seed: Seed) -> None:
     asked = Asked(seed, "1 / 0")
     assert "ZeroDivisionError" in asked.stdout.read()
-    assert asked.fork.wait(60.0) == 1
+    assert asked.fork.wait(PATIENCE_S) == 1
 
 
 def test_exit_functions_of_a_worker_are_called_and_its_output_is_whole(seed: Seed) -> None:
     asked = Asked(seed, "import atexit; atexit.register(print, 'last'); print('first')")
     assert asked.stdout.read() == "first\nlast\n"
-    assert asked.fork.wait(60.0) == 0
+    assert asked.fork.wait(PATIENCE_S) == 0
 
 
 def test_a_worker_that_runs_is_not_ended_and_one_that_is_killed_is_told(seed: Seed) -> None:
@@ -63,7 +63,7 @@ def test_a_worker_that_runs_is_not_ended_and_one_that_is_killed_is_told(seed: Se
     with pytest.raises(subprocess.TimeoutExpired):
         asked.fork.wait(0.0)
     asked.fork.kill()
-    assert asked.fork.wait(60.0) == -signal.SIGKILL
+    assert asked.fork.wait(PATIENCE_S) == -signal.SIGKILL
     asked.fork.kill()  # and once more does no harm
 
 
@@ -90,7 +90,7 @@ def test_workers_die_with_the_seed(seed: Seed) -> None:
     seed.stop()
     assert until(lambda: not is_running(asked.fork.pid))
     with pytest.raises(SeedError):
-        asked.fork.wait(60.0)
+        asked.fork.wait(PATIENCE_S)
 
 
 def test_a_zygote_of_the_seed_forks_engines_and_ends_with_its_parent(seed: Seed, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_zygote_of_the_seed_forks_engines_and_ends_with_its_parent(seed: Seed,
         engine = zygote.start_engine(
             EngineSpec("e0", "timeit", ("-n", "1", "import os; print(os.environ['ONE'])"), {}, log)
         )
-        assert engine.wait(60.0) == 0
+        assert engine.wait(PATIENCE_S) == 0
         assert "[e0] 1\n" in log.read_text()
         lasting = zygote.start_engine(EngineSpec("e1", "timeit", ("-n", "1", "import time; time.sleep(1e6)"), {}, log))
         pid = zygote.pid

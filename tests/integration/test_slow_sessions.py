@@ -94,7 +94,7 @@ def test_a_session_that_decode_cannot_open_fails_the_push_at_once_and_harms_no_o
         with another_prefill(pair, PATIENT) as other:
             other.expect("slow", 1)
             other.forward(other.slice_of("slow", [2], [6]))
-            assert other.step_until(lambda: bool(other.losses), timeout_s=30.0)
+            assert other.step_until(lambda: bool(other.losses), timeout_s=PATIENCE_S)
             assert "no descriptor is left" in other.losses[0].reason
             require_push(pair, "b")
 

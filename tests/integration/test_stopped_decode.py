@@ -9,13 +9,13 @@ import numpy as np
 
 from integration.far_ranks import FarDecode, far_decode
 from integration.ranks import LIFE, Cache, Shape, forward, prefill_rank, push_slice
-from patience import EDGE_S, until
+from patience import EDGE_S, PATIENCE_S, until
 from pdcluster_connector.assembly import PrefillRank
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_protocol.ids import RequestId
 
-QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=20.0)
+QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=3.0, handshake_timeout_s=20.0)
 BIG = Shape(num_layers=8, num_blocks=2048, kv_heads=32)
 
 
@@ -72,4 +72,4 @@ def test_a_decode_that_stops_for_longer_than_the_lease_does_not_lose_its_attempt
         time.sleep(3 * QUICK.lease_s)
         far.signal(signal.SIGCONT)
         push(rank, far, "a", [64 + block for block in blocks])
-        assert until(lambda: far.ended() == {"warm": True, "a": True}, 10)
+        assert until(lambda: far.ended() == {"warm": True, "a": True}, PATIENCE_S)

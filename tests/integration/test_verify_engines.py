@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from integration.harness import Harness, Pool, blocks_in_use, complete, eventually, metric
+from patience import PATIENCE_S
 from pdcluster_cli.processes.engines import LOOPBACK
 from pdcluster_protocol.secret import load_secret
 from zoo.cases import CASES
@@ -26,7 +27,7 @@ def verify(pool: Pool, **order: Any) -> tuple[int, dict[str, Any]]:
     """Status and JSON of the answer."""
     body = json.dumps(order).encode()
     headers = {"authorization": f"Bearer {SECRET.mint_pass(body, int(time.time()) + 60)}"}
-    connection = http.client.HTTPConnection(LOOPBACK, pool.router.internal_port, timeout=60)
+    connection = http.client.HTTPConnection(LOOPBACK, pool.router.internal_port, timeout=PATIENCE_S)
     try:
         connection.request("POST", "/pdcluster/verify", body, headers)
         response = connection.getresponse()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from control_plane.kube_http import KubeHttp, Object
 from operator_on_server.node import is_ready
+from patience import PATIENCE_S
 from pdcluster_protocol import labels
 
 _ROLES: Final = ("prefill", "decode")
@@ -75,7 +76,7 @@ class PodHistory:
         self._is_closed = True
         # Wakes the thread out of its read; a close would wait for it.
         self._connection.sock.shutdown(2)
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
         self._connection.close()
 
     def _run(self) -> None:

@@ -21,6 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from control_plane.plane import ControlPlane
+from patience import PATIENCE_S
 
 
 class Fault(Enum):
@@ -83,7 +84,7 @@ class FaultyProxy:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(PATIENCE_S)
         self._loop.close()
 
     def cut(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from patience import PATIENCE_S
+
 
 class Rounds:
     """``look`` every ``pause_s`` seconds, from now on. ``close`` joins the thread."""
@@ -24,7 +26,7 @@ class Rounds:
             Exception: What it died of.
         """
         self._is_closed.set()
-        self._thread.join(60)
+        self._thread.join(PATIENCE_S)
         if self._error:
             raise self._error
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from control_plane.kube_http import KubeHttp, Object
 from operator_on_server.node import is_ready
+from patience import PATIENCE_S
 from pdcluster_protocol import labels
 from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.secret import make_secret
@@ -77,7 +78,7 @@ class PlayedRouters:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
     def judge(self, path: str, host: str, shown: str, body: bytes) -> tuple[int, Object]:
         """Status and body of the answer. ``host``: ``{cluster}-router-internal.{namespace}.svc:8001``."""

@@ -13,6 +13,8 @@ from typing import Final
 import pytest
 import yaml
 
+from patience import PATIENCE_S
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 IMAGES: Final = ROOT / "images"
 CONNECTOR: Final = IMAGES.parent / "connector" / "pdcluster_connector"
@@ -38,7 +40,9 @@ def pins(lock: str) -> dict[str, str]:
 @each_recipe
 def test_hadolint_finds_nothing(recipe: Path) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([hadolint, "--no-fail", recipe], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [hadolint, "--no-fail", recipe], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     assert done.stdout == ""
 
 
@@ -46,7 +50,7 @@ def test_hadolint_is_not_blind(tmp_path: Path) -> None:
     bad = tmp_path / "Dockerfile"
     bad.write_text("FROM debian\nRUN cd /tmp && sudo apt-get install curl\n")
     hadolint = Path(sys.executable).with_name("hadolint")
-    done = subprocess.run([hadolint, "--no-fail", bad], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([hadolint, "--no-fail", bad], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert {"DL3004", "DL3006"} <= set(re.findall(r"DL\d+", done.stdout))
 
 
@@ -86,7 +90,7 @@ def test_every_step_is_a_script_of_this_folder(recipe: Path) -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_a_script_is_whole_and_stops_at_the_first_error(script: Path) -> None:
     assert os.access(script, os.X_OK)
-    subprocess.run(["/bin/sh", "-n", script], check=True, timeout=10)
+    subprocess.run(["/bin/sh", "-n", script], check=True, timeout=PATIENCE_S)
     lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "set -eu"
 

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from chart_cases.rendering import CHART
+from patience import PATIENCE_S
 
 LISTS = {
     f"/apis/pdcluster.dev/v1alpha1/namespaces/ns/{plural}?limit=1": (200, f'{{"kind": "{kind}List"}}')
@@ -46,7 +47,7 @@ def serving(answers: dict[str, tuple[int, str]], tokens: list[str]) -> Iterator[
 def check(url: str, account: Path) -> subprocess.CompletedProcess[str]:
     given = {"API_URL": url, "OPERATOR_URL": url, "NAMESPACE": "ns", "ACCOUNT_FOLDER": str(account), "DEADLINE_S": "0"}
     command = [sys.executable, str(CHART / "files" / "check_install.py")]
-    return subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_it_passes_when_the_kinds_are_known_and_the_operator_is_ready(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from integration.ports import fresh_port
+from patience import PATIENCE_S
 from pdcluster_cli.__main__ import main
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -89,7 +90,9 @@ for words in (["--help"], ["router", "--help"], ["operator", "--help"]):
         main(words)
 print("loaded:", *sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=PATIENCE_S
+    )
     help_pages, _, names = done.stdout.partition("loaded: ")
     loaded = set(names.split())
     assert help_pages.count("usage: pdcluster") == 3
@@ -109,7 +112,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def typed(words: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """``-S``: nothing else is installed."""
     command = [sys.executable, "-S", "-m", "pdcluster_cli", *words]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +159,6 @@ def test_ctrl_c_while_the_command_is_still_loading_is_one_line(tmp_path: Path) -
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "pdcluster: stopped\n")

@@ -51,7 +51,7 @@ class Bench:
         """It is closed when this returns, and was named."""
         self.news.clear()
         self.inbound.cut(session, close_by=inf)
-        assert self.news.wait(5.0)
+        assert self.news.wait(PATIENCE_S)
         assert self.inbound.take_closed(now=0.0) == [session]
 
     def wait_for_opened(self) -> list[Opened]:
@@ -75,7 +75,7 @@ class Held:
     def __call__(self) -> Transport:
         if self._has_begun:
             self.is_asked.set()
-            self.may_open.wait(60)
+            self.may_open.wait(PATIENCE_S)
             if self._failure is not None:
                 raise self._failure
         self._has_begun = True
@@ -337,15 +337,15 @@ def test_a_session_is_not_called_closed_while_it_closes() -> None:
 
     def close_slowly() -> None:
         is_closing.set()
-        assert may_close.wait(5.0)
+        assert may_close.wait(PATIENCE_S)
 
     transport.close = close_slowly  # type: ignore[method-assign]  # a transport that takes its time
     bench.inbound.cut(cut, close_by=inf)
-    assert is_closing.wait(5.0)
+    assert is_closing.wait(PATIENCE_S)
     assert not bench.news.wait(0.1)
     assert bench.inbound.take_closed(now=0.0) == []
     may_close.set()
-    assert bench.news.wait(5.0)
+    assert bench.news.wait(PATIENCE_S)
     assert bench.inbound.take_closed(now=0.0) == [cut]
 
 
@@ -364,7 +364,7 @@ def test_a_shared_session_that_is_cut_while_another_engine_is_about_to_get_it_is
     bench = Bench(is_shared=True)
     cut = bench.open(P)
     assert bench.inbound.open(Q, A, now=0.0) is None
-    assert bench.news.wait(5.0), "it has its session, and nobody has looked"
+    assert bench.news.wait(PATIENCE_S), "it has its session, and nobody has looked"
     bench.inbound.cut(cut, close_by=inf)
     (opened,) = bench.wait_for_opened()
     assert (opened.peers, opened.session) == ((A,), None)
@@ -381,7 +381,7 @@ def test_a_shared_session_is_given_to_nobody_from_the_moment_of_its_cut_on() -> 
     close = transport.close
 
     def close_late() -> None:
-        assert may_close.wait(60)
+        assert may_close.wait(PATIENCE_S)
         close()
 
     transport.close = close_late  # type: ignore[method-assign]  # the thread that closes it has not begun

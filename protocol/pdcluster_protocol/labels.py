@@ -34,6 +34,8 @@ LEADER: Final = "pdcluster.dev/leader"
 """``true`` on the pod of an instance that answers HTTP: its only one, or the first of a group on several nodes."""
 SCHEME: Final = "pdcluster.dev/scheme"
 """``https`` on Services of a pool with TLS inside, for monitoring; others have none."""
+GROUP_INDEX: Final = "leaderworkerset.sigs.k8s.io/group-index"
+"""Index of the pod's group, from 0. Written by LeaderWorkerSet (LWS v0.9.0 ``api/leaderworkerset/v1``)."""
 
 NAME: Final = "app.kubernetes.io/name"
 INSTANCE: Final = "app.kubernetes.io/instance"

@@ -1,7 +1,8 @@
-"""Deployments of two roles, with pods that take their time: what the rollout planner sees and changes.
+"""Deployments or LeaderWorkerSets of two roles, with pods that take their time: what the planner sees and changes.
 
 As the real ones: a change of replicas is taken up a tick later, pods that are not ready are removed first, a removed
-pod holds its place until it is gone, an engine that died starts again in its pod. The test says how long each takes.
+pod holds its place until it is gone, an engine that died starts again in its pod. A LeaderWorkerSet removes its last
+groups, ready or not, and makes no group before the one of the same index is gone. The test says how long each takes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Ask:
 
 @dataclass(slots=True)
 class Pod:
+    """Of a group, its leader. ``group``: its index."""
+
     ready_at: int
+    group: int
     gone_at: int | None = None
 
 
@@ -61,6 +65,8 @@ class FakeDeployments:
     ask: Ask
     start_ticks: Callable[[], int] = lambda: 1
     stop_ticks: Callable[[], int] = lambda: 1
+    have_groups: bool = False
+    """Whether all are LeaderWorkerSets."""
     now: int = 0
     verified: set[tuple[str, str]] = field(default_factory=set)
     all: dict[str, Deployment] = field(default_factory=dict)
@@ -72,7 +78,7 @@ class FakeDeployments:
             deployment = self.all[self.ask.name(role)]
             deployment.replicas = self.ask.wanted(role)
             ready_at = NEVER if deployment.is_broken else self.now
-            deployment.pods = [Pod(ready_at) for _ in range(deployment.replicas)]
+            deployment.pods = [Pod(ready_at, group) for group in range(deployment.replicas)]
         self.verify()
 
     def want(self, ask: Ask) -> None:
@@ -114,9 +120,10 @@ class FakeDeployments:
     def workload(self, name: str) -> Workload:
         deployment = self.all[name]
         live = self._live(deployment)
-        ready = sum(pod.ready_at <= self.now for pod in live)
+        ready = sorted(pod.group for pod in live if pod.ready_at <= self.now)
         terminating = len(deployment.pods) - len(live)
-        return Workload(name, deployment.revision, deployment.replicas, len(live), ready, terminating)
+        groups = tuple(ready) if self.have_groups else None
+        return Workload(name, deployment.revision, deployment.replicas, len(live), len(ready), terminating, groups)
 
     def is_done(self) -> bool:
         """All that is wanted is there and ready, and nothing else."""
@@ -136,10 +143,15 @@ class FakeDeployments:
     def _follow(self, deployment: Deployment) -> None:
         """Make or remove pods until there are as many as asked for."""
         live = sorted(self._live(deployment), key=lambda pod: -pod.ready_at)
-        for pod in live[: max(len(live) - deployment.replicas, 0)]:
+        surplus = live[: max(len(live) - deployment.replicas, 0)]
+        beyond = [pod for pod in live if pod.group >= deployment.replicas]
+        for pod in beyond if self.have_groups else surplus:
             pod.gone_at = self.now + self.stop_ticks()
-        for _ in range(deployment.replicas - len(live)):
-            deployment.pods.append(Pod(NEVER if deployment.is_broken else self.now + self.start_ticks()))
+        taken = {pod.group for pod in deployment.pods}
+        free = [group for group in range(deployment.replicas) if group not in taken]
+        num_missing = deployment.replicas - len(live)
+        for group in free if self.have_groups else range(num_missing):
+            deployment.pods.append(Pod(NEVER if deployment.is_broken else self.now + self.start_ticks(), group))
 
     @staticmethod
     def _live(deployment: Deployment) -> list[Pod]:

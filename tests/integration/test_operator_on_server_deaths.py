@@ -11,7 +11,7 @@ import pytest
 
 from control_plane.kube_http import Object
 from integration.harness import eventually
-from operator_on_server.groups import PlayedGroups, install_groups
+from operator_on_server.groups import SETS, PlayedGroups, install_groups
 from operator_on_server.process import OperatorProcess
 from operator_on_server.server import Pool, Server, running_server
 from pdcluster_protocol import labels
@@ -88,6 +88,34 @@ def test_an_engine_over_several_nodes_that_is_made_anew_after_each_death_is_a_cr
     with server.pool(several) as pool:
         words = ("OOMKilled (exit code 137)", "RuntimeError: no memory")
         assert eventually(lambda: is_told(pool, "Degraded", "CrashLoop", *words), timeout_s=MINUTE_S), pool.read()
+
+
+def test_a_rollout_that_the_order_of_groups_holds_up_keeps_the_ready_one_and_tells_the_cure(
+    server: Server, operator: OperatorProcess
+) -> None:
+    """The set would give up its last group, which is ready, while the first one is not."""
+    changes = {
+        "spec.roles.decode.replicas": 2, "spec.roles.decode.parallelism": {"tensor": 2},
+        "spec.roles.decode.nodesPerInstance": 2, "spec.rollout": {"maxSurge": 1, "maxUnavailable": 0},
+    }  # fmt: skip
+    with server.pool(changes) as pool:
+        pool.wait_ready()
+        [old] = groups_of(server, pool)
+        server.node.waits_for = lambda pod: {"reason": "Lost"} if pod["metadata"]["name"] == f"{old}-0" else None
+        assert eventually(lambda: is_told(pool, "DecodeReady", "InstancesNotReady"), timeout_s=MINUTE_S), pool.read()
+        pool.merge({"image": "engine:2"})
+        words = (f"group 0 of {old} is not ready", "rollout.maxUnavailable")
+        assert eventually(lambda: is_told(pool, "Progressing", "RollingOut", *words), timeout_s=MINUTE_S), pool.read()
+        assert groups_of(server, pool)[old] == 2
+        pool.merge({"rollout": {"maxUnavailable": 1}})
+        pool.wait_ready()
+        assert old not in groups_of(server, pool)
+
+
+def groups_of(server: Server, pool: Pool) -> dict[str, int]:
+    """Each LeaderWorkerSet and the groups that it is asked for."""
+    found = server.admin.get(f"{SETS}/namespaces/{pool.namespace}/leaderworkersets")["items"]
+    return {one["metadata"]["name"]: one["spec"]["replicas"] for one in found}
 
 
 def test_a_pool_is_counted_by_its_conditions_by_the_leader_alone_and_for_as_long_as_it_is_there(

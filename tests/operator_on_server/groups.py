@@ -17,6 +17,7 @@ from control_plane.kube_http import MERGE_PATCH, KubeHttp, Object
 from integration.harness import eventually
 from operator_on_server.node import is_ready, restarts_of
 from operator_on_server.rounds import Rounds
+from pdcluster_protocol import labels
 
 API: Final = "leaderworkerset.x-k8s.io/v1"
 SETS: Final = f"/apis/{API}"
@@ -88,15 +89,16 @@ def _pods_of(one: Object) -> dict[str, Object]:
     found = {}
     for group in range(one["spec"]["replicas"]):
         leader = f"{one['metadata']['name']}-{group}"
-        found[leader] = _pod(one, leader, own.get("leaderTemplate", own["workerTemplate"]))
+        found[leader] = _pod(one, leader, own.get("leaderTemplate", own["workerTemplate"]), group)
         for worker in range(1, own["size"]):
-            found[f"{leader}-{worker}"] = _pod(one, f"{leader}-{worker}", own["workerTemplate"])
+            found[f"{leader}-{worker}"] = _pod(one, f"{leader}-{worker}", own["workerTemplate"], group)
     return found
 
 
-def _pod(one: Object, name: str, template: Object) -> dict[str, Any]:
+def _pod(one: Object, name: str, template: Object, group: int) -> dict[str, Any]:
     owner = {"apiVersion": API, "kind": one["kind"], "name": one["metadata"]["name"], "uid": one["metadata"]["uid"]}
-    metadata = {**template["metadata"], "name": name, "ownerReferences": [{**owner, "controller": True}]}
+    own = {**template["metadata"].get("labels", {}), labels.GROUP_INDEX: str(group)}
+    metadata = {**template["metadata"], "name": name, "labels": own, "ownerReferences": [{**owner, "controller": True}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
 
 

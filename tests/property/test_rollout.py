@@ -72,15 +72,15 @@ class Story:
             self.cluster.verify()
 
 
-def story(first: Ask, chance: Random, *, can_die: bool = True) -> Story:
-    cluster = FakeDeployments(first, lambda: chance.randint(0, 6), lambda: chance.randint(0, 4))
+def story(first: Ask, chance: Random, *, can_die: bool = True, have_groups: bool = False) -> Story:
+    cluster = FakeDeployments(first, lambda: chance.randint(0, 6), lambda: chance.randint(0, 4), have_groups)
     cluster.settle()
     return Story(cluster, chance, can_die)
 
 
-def changing(first: Ask, asked: list[Ask], chance: Random) -> Iterator[Moment]:
+def changing(first: Ask, asked: list[Ask], chance: Random, have_groups: bool) -> Iterator[Moment]:
     """The whole story: each ask replaces the one before at any moment; the last one is given time."""
-    told = story(first, chance)
+    told = story(first, chance, have_groups=have_groups)
     for ask in asked[:-1]:
         told.cluster.want(ask)
         yield from told.run(chance.randint(0, 40))
@@ -96,8 +96,9 @@ STORIES = st.builds(
     asks(),
     st.tuples(st.lists(asks(), max_size=3), asks(can_break=False)).map(lambda parts: [*parts[0], parts[1]]),
     st.randoms(use_true_random=False),
+    st.booleans(),
 )
-"""Consumed once; running it to its end asserts that the rollout ends."""
+"""Of Deployments, and of LeaderWorkerSets. Consumed once; running it to its end asserts that the rollout ends."""
 
 
 def growing(moment: Moment, role: Role) -> bool:
@@ -109,6 +110,8 @@ def useful(moment: Moment, fleet: Fleet, role: Role) -> int:
     """Ready ones in ``fleet`` of revisions that served before the step, and the target's."""
     return sum(
         min(workload.ready, workload.replicas)
+        if workload.ready_groups is None
+        else len([group for group in workload.ready_groups if group < workload.replicas])
         for workload in fleet.of(role).workloads
         if workload.revision == fleet.revision or moment.before.serves(workload.revision)
     )
@@ -176,19 +179,21 @@ def test_nothing_moves_while_paused_or_late_unless_nothing_old_is_left(moments: 
             assert next_step(held) == (None if any(held.old) else moment.step)
 
 
-CALM: Final = st.tuples(asks("A", can_break=False), asks("B", can_break=False), st.randoms(use_true_random=False))
+CALM: Final = st.tuples(
+    asks("A", can_break=False), asks("B", can_break=False), st.randoms(use_true_random=False), st.booleans()
+)
 """One change of revision; nobody dies and nobody changes their mind."""
 
 
-def calm(first: Ask, then: Ask, chance: Random) -> Iterator[Moment]:
-    told = story(first, chance, can_die=False)
+def calm(first: Ask, then: Ask, chance: Random, have_groups: bool) -> Iterator[Moment]:
+    told = story(first, chance, can_die=False, have_groups=have_groups)
     told.cluster.want(then)
     yield from told.run(MAX_TICKS)
     assert told.cluster.is_done()
 
 
 @given(CALM)
-def test_both_roles_stay_within_one_instance_of_the_same_share(parts: tuple[Ask, Ask, Random]) -> None:
+def test_both_roles_stay_within_one_instance_of_the_same_share(parts: tuple[Ask, Ask, Random, bool]) -> None:
     for moment in calm(*parts):
         if any(moment.after.old):
             assert share_gap(moment.after) <= Fraction(1, min(moment.after.of(role).wanted for role in ROLES))
@@ -196,10 +201,11 @@ def test_both_roles_stay_within_one_instance_of_the_same_share(parts: tuple[Ask,
 
 @given(CALM)
 def test_with_a_spare_one_of_each_role_requests_find_the_promised_number_at_every_moment(
-    parts: tuple[Ask, Ask, Random],
+    parts: tuple[Ask, Ask, Random, bool],
 ) -> None:
-    first, then, chance = parts
-    for moment in calm(replace(first, prefill=then.prefill, decode=then.decode), replace(then, surge=2), chance):
+    first, then, chance, have_groups = parts
+    then = replace(then, surge=2)
+    for moment in calm(replace(first, prefill=then.prefill, decode=then.decode), then, chance, have_groups):
         for role in ROLES:
             revisions = {workload.revision for workload in moment.after.of(role).workloads}
             serving = [moment.after.of(role).staying_of(it) for it in revisions if moment.after.serves(it)]

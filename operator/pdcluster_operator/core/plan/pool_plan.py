@@ -29,6 +29,7 @@ from pdcluster_operator.core.plan.actions import Child, Move, Plan, Prune, Scale
 from pdcluster_operator.core.plan.children import Served, standing_children
 from pdcluster_operator.core.plan.target import Target, refused_counts, target_of
 from pdcluster_operator.core.rollout.fleet import ROLES
+from pdcluster_operator.core.rollout.group_order import held_by_order
 from pdcluster_operator.core.rollout.last_prefill import keep_last_prefill
 from pdcluster_operator.core.rollout.steps import Change, next_step
 from pdcluster_operator.core.seen.observed import Observed, SeenWorkload, VerificationResult, Version
@@ -55,7 +56,7 @@ def plan_pool(pool: Pool, observed: Observed, *, secret_text: str, now: int) -> 
         children = standing_children(pool, target, observed, served, secret_text)
     except ConfigError as error:
         return _refused_plan(pool, observed, str(error), now)
-    facts = _facts(pool, observed, target.name, target.counts, ids=target.ids, is_target_empty=target.is_empty)
+    facts = _facts(pool, observed, target.name, target.counts, found=target)
     status = reduce_status(facts, observed.status, now=now)
     waits = _is_proven_by_others(facts, observed.status)
     changes = () if waits else _changes(pool, target, status)
@@ -86,8 +87,7 @@ def _facts(
     counts: Mapping[Role, Counts],
     refusal: str = "",
     *,
-    ids: TargetIds | None = None,
-    is_target_empty: bool = False,
+    found: Target | None = None,
 ) -> Facts:
     result = observed.verifications.get(target, _NOT_ASKED)
     return Facts(
@@ -102,11 +102,18 @@ def _facts(
         verification=result.outcome,
         verification_error=result.error,
         is_paused=pool.spec.rollout.paused,
-        problems=_problems(observed, ids),
-        is_target_empty=is_target_empty,
+        problems=_problems(observed, found.ids if found else None),
+        is_target_empty=found is not None and found.is_empty,
+        held_by_order=_held_by_order(found, observed.status) if found else "",
         unknown_fields=observed.unknown_fields,
         missing_secret=observed.missing_secret,
     )
+
+
+def _held_by_order(target: Target, before: Status | None) -> str:
+    """Told of a rollout that is past its deadline too, which makes no step by itself."""
+    is_verified = before is not None and before.verified == target.name
+    return held_by_order(target.fleet(is_verified=is_verified, is_paused=False, is_past_deadline=False))
 
 
 def _problems(observed: Observed, ids: TargetIds | None) -> Problems:

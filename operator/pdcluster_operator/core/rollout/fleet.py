@@ -8,6 +8,9 @@ A workload's pods, by what its Deployment and its pods say:
     live                         exist and are not terminating; differs from replicas while the cluster catches up
     ready   [part of live]       pass their readiness probe
     terminating                  were told to go and still hold their accelerators
+
+Which pods go when ``replicas`` falls: of a Deployment those that are not ready, of a LeaderWorkerSet its last groups,
+ready or not (LWS v0.9.0 ``leaderworkerset_controller.go``: the leaders are one StatefulSet).
 """
 
 from __future__ import annotations
@@ -23,7 +26,11 @@ ROLES: Final = (Role.PREFILL, Role.DECODE)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One (role, revision, template) and its pods. All numbers >= 0; ``ready <= live``."""
+    """One (role, revision, template) and its pods. All numbers >= 0; ``ready <= live``.
+
+    ``ready_groups``: of a LeaderWorkerSet, the indexes of its ready groups, from 0 and ascending, one for each of
+    ``ready``; None: a Deployment.
+    """
 
     name: str
     revision: str
@@ -31,8 +38,11 @@ class Workload:
     live: int = 0
     ready: int = 0
     terminating: int = 0
+    ready_groups: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.ready_groups is not None and len(self.ready_groups) != self.ready:
+            raise ValueError(f"{self}: each ready group has one index")
         if min(self.replicas, self.live, self.ready, self.terminating) < 0 or self.ready > self.live:
             raise ValueError(f"{self}: numbers of pods are not negative, and no more are ready than live")
 
@@ -43,8 +53,19 @@ class Workload:
 
     @property
     def staying(self) -> int:
-        """Ready pods that remain when the cluster has caught up: a Deployment removes pods that are not ready first."""
-        return min(self.ready, self.replicas)
+        """Ready instances that remain when the cluster has caught up."""
+        return self.staying_at(self.replicas)
+
+    @property
+    def least(self) -> int:
+        """The fewest replicas with which a ready instance remains. At least one is ready."""
+        return 1 if self.ready_groups is None else self.ready_groups[0] + 1
+
+    def staying_at(self, replicas: int) -> int:
+        """Ready instances that remain if so many replicas are asked for."""
+        if self.ready_groups is None:
+            return min(self.ready, replicas)
+        return sum(group < replicas for group in self.ready_groups)
 
     def asked(self, replicas: int) -> Workload:
         """This workload just after ``spec.replicas`` was changed, when the cluster has done nothing yet."""

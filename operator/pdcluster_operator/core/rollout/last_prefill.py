@@ -18,8 +18,9 @@ from pdcluster_operator.core.rollout.steps import Change
 
 def keep_last_prefill(fleet: Fleet, changes: tuple[Change, ...]) -> tuple[Change, ...]:
     """``changes``, but each revision keeps one ready prefill engine while its decode engines leave."""
-    kept = {workload.name for revision in _revisions(fleet) for workload in _last_of(fleet, changes, revision)}
-    amended = (replace(change, after=1) if change.workload in kept else change for change in changes)
+    last = [workload for revision in _revisions(fleet) for workload in _last_of(fleet, changes, revision)]
+    kept = {workload.name: workload.least for workload in last}
+    amended = (replace(change, after=kept.get(change.workload, change.after)) for change in changes)
     return tuple(change for change in amended if change.after != change.before)
 
 

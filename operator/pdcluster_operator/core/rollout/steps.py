@@ -134,11 +134,14 @@ def _trim_target(fleet: Fleet) -> Fleet | None:
 
 
 def _lower_old(fleet: Fleet) -> Fleet | None:
-    """Lower an old workload by one instance, where its group keeps another instance of this role."""
+    """Lower an old workload by one instance, where its group keeps another instance of this role, and goes on serving
+    if it does."""
     spare = [(role, old) for group in _groups(fleet) for role, old in _beyond_one(fleet, group)]
     for role, old in sorted(spare, key=lambda found: _loss(fleet, found[1])):
-        if _may_lower(fleet, role, {old: old.replicas - 1}):
-            return fleet.asked(role, old.name, old.replicas - 1)
+        lowered = fleet.asked(role, old.name, old.replicas - 1)
+        ends_service = fleet.serves(old.revision) and not lowered.serves(old.revision)
+        if not ends_service and _may_lower(fleet, role, {old: old.replicas - 1}):
+            return lowered
     return None
 
 
@@ -240,13 +243,13 @@ def _useful_lost(fleet: Fleet, old: Workload, replicas: int) -> int:
     """Useful instances that go if this old workload gets ``replicas``."""
     # The target's revision counts even if it does not serve: its other role is on its way.
     is_useful = fleet.serves(old.revision) or old.revision == fleet.revision
-    return old.staying - min(old.ready, replicas) if is_useful else 0
+    return old.staying - old.staying_at(replicas) if is_useful else 0
 
 
 def _loss(fleet: Fleet, old: Workload) -> tuple[int, int]:
     """Sort key of workloads that could lose an instance. Those that lose no ready instance come first, then those that
     lose a useless one, then those that lose a useful one."""
-    return _useful_lost(fleet, old, old.replicas - 1), old.staying - min(old.ready, old.replicas - 1)
+    return _useful_lost(fleet, old, old.replicas - 1), old.staying - old.staying_at(old.replicas - 1)
 
 
 def _is_settled(fleet: Fleet, roles: tuple[Role, ...]) -> bool:

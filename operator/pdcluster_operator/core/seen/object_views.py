@@ -111,6 +111,12 @@ class PodView(View):
         return self.labels.get(labels.LEADER) == "true"
 
     @property
+    def group(self) -> int | None:
+        """Index of the pod's group in its LeaderWorkerSet, from 0; None: it is in no group."""
+        told = self.labels.get(labels.GROUP_INDEX, "")
+        return int(told) if told.isascii() and told.isdigit() else None
+
+    @property
     def workload(self) -> tuple[str, str, str]:
         """Role, revision and template."""
         return tuple_of(self.labels)

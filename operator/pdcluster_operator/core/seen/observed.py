@@ -40,12 +40,14 @@ class SeenWorkload:
     live: int = 0
     ready: int = 0
     terminating: int = 0
+    ready_groups: tuple[int, ...] | None = None
 
     @property
     def as_numbers(self) -> Workload:
         # Ready and live may come from pictures of different moments.
         ready = min(self.ready, self.live)
-        return Workload(self.name, self.revision, self.replicas, self.live, ready, self.terminating)
+        groups = self.ready_groups and self.ready_groups[:ready]
+        return Workload(self.name, self.revision, self.replicas, self.live, ready, self.terminating, groups)
 
     @property
     def is_empty(self) -> bool:

@@ -84,7 +84,15 @@ def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
             live=sum(pod.is_live for pod in ours),
             ready=sum(pod.is_ready for pod in ours),
             terminating=sum(pod.is_terminating for pod in ours),
+            ready_groups=_ready_groups(kind, ours),
         )
+
+
+def _ready_groups(kind: Kind, leaders: Iterable[PodView]) -> tuple[int, ...] | None:
+    """Indexes of the ready groups; None: it is a Deployment, or a group that does not tell its index."""
+    groups = [pod.group for pod in leaders if pod.is_ready]
+    known = sorted(group for group in groups if group is not None)
+    return tuple(known) if kind == LEADER_WORKER_SET and len(known) == len(groups) else None
 
 
 def _services(picture: Picture) -> Iterable[SeenService]:

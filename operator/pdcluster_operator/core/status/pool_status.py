@@ -50,6 +50,7 @@ class Facts:
     ``missing_secret``: the problem of a user's Secret that routers mount; empty: there is none.
     ``is_target_empty``: one role's workload of the target asks for no instance, or is not there.
     ``unknown_fields``: fields of the object that this operator does not know, and leaves out.
+    ``held_by_order``: why the order of groups holds the rollout up, and the cure; empty: it does not.
     """
 
     generation: int
@@ -67,6 +68,7 @@ class Facts:
     is_target_empty: bool = False
     unknown_fields: tuple[str, ...] = ()
     missing_secret: str = ""
+    held_by_order: str = ""
 
     @property
     def is_held(self) -> bool:
@@ -237,6 +239,7 @@ def _progressing(facts: Facts, status: Status, before: Status | None, now: int, 
         f"{role.value} {counts.updated_ready} of {counts.wanted} up to date and ready, {_num_old(counts)} old"
         for role, counts in ((role, facts.of(role)) for role in Role)
     )
+    message = _because(message, facts.held_by_order)
     if facts.refusal:
         return _Judgement(Truth.UNKNOWN, Reason.NOT_ACCEPTED, "nothing moves until the spec is accepted")
     if facts.is_paused:

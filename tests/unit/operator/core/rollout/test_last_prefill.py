@@ -85,3 +85,10 @@ def test_where_decode_stays_only_a_template_is_replaced_and_nothing_is_kept() ->
     prefill = RoleFleet(Workload("now-p2", "now"), wanted=1, surge=0, unavailable=1, old=(serving("now-p1", 1),))
     decode = RoleFleet(serving("now-d", 1), wanted=1, surge=0, unavailable=1)
     assert after(Fleet(prefill, decode), now_p1=0) == {"now-p1": 0}
+
+
+def test_of_groups_it_keeps_as_many_as_hold_a_ready_one() -> None:
+    """A LeaderWorkerSet gives up its last groups: with one replica only one that is not ready would stay."""
+    groups = Workload("old-p", "old", 4, 4, 2, 0, (1, 3))
+    fleet = Fleet(role(groups), role(serving("old-d", 1)))
+    assert after(fleet, old_p=0, old_d=0) == {"old-p": 2, "old-d": 0}

@@ -53,6 +53,21 @@ def test_a_group_on_several_nodes_is_one_instance_and_its_leader_says_how_it_is(
     assert ready_pods(picture, Role.DECODE, "r", "t") == ["a"], "only a leader can be asked"
 
 
+def test_groups_tell_which_of_them_are_ready_or_else_count_as_those_of_a_deployment() -> None:
+    def of_group(name: str, index: str, *, is_ready: bool = True) -> PodView:
+        view = pod(name, leads=True, is_ready=is_ready)
+        return replace(view, labels={**view.labels, labels.GROUP_INDEX: index})
+
+    def ready_groups(*pods: PodView) -> tuple[int, ...] | None:
+        [workload] = observed_of(Picture((leader_worker_set(3),), pods)).workloads
+        return workload.as_numbers.ready_groups
+
+    assert ready_groups(of_group("c", "2"), of_group("b", "1", is_ready=False), of_group("a", "0")) == (0, 2)
+    assert ready_groups() == ()
+    assert ready_groups(of_group("a", "0"), pod("b", leads=True)) is None, "one has no index"
+    assert ready_groups(of_group("a", "x")) is None
+
+
 def test_a_target_is_proven_by_its_own_pods_alone() -> None:
     pods = (pod("old", leads=True, template="s"), pod("older", leads=True, revision="q"), pod("new", leads=True))
     assert ready_pods(Picture((), pods), Role.DECODE, "r", "t") == ["new"]

@@ -28,6 +28,9 @@ CUT_S: Final = 2.0
 ADAPTER_WAIT_S: Final = 10.0
 """The longest that a request waits until the content of its LoRA adapter is known: an adapter of 1 GB takes about a
 second, once, after it was loaded."""
+CLOSE_S: Final = 60.0
+"""The longest that requests wait for a session to close; then the engine ends. So it is far longer than ``CUT_S``. No
+request waits for an idle session that one peer has, which may take for ever."""
 
 
 class PushTiming(Enum):

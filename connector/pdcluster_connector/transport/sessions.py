@@ -6,11 +6,13 @@ Where a transport costs much, all peers share one: ``shared.py``.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import ClassVar, Final, Protocol
 
@@ -19,6 +21,7 @@ from pdcluster_connector.transport.base import Transport
 from pdcluster_protocol.errors import ConfigError
 
 _LOG: Final = logging.getLogger("vllm.pdcluster.transport")
+_TICK_S: Final = 0.5
 
 
 class Sessions:
@@ -131,6 +134,27 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """As ``Transport.close``."""
+
+
+def close_within(transport: Closable, limit_s: float) -> bool:
+    """As ``close_or_end_engine``; and if the transport does not close within ``limit_s``, the engine ends meanwhile.
+
+    Seconds are running ones: time for which the process was stopped does not count.
+    """
+    is_closed = threading.Event()
+
+    def watch() -> None:
+        for _ in range(math.ceil(limit_s / _TICK_S)):
+            if is_closed.wait(_TICK_S):
+                return
+        end_engine(f"a session does not close within {limit_s:g} s")
+
+    with suppress(RuntimeError):  # The process is out of threads: nobody watches.
+        threading.Thread(target=watch, name="pdcluster-close", daemon=True).start()
+    try:
+        return close_or_end_engine(transport)
+    finally:
+        is_closed.set()
 
 
 def close_or_end_engine(transport: Closable) -> bool:

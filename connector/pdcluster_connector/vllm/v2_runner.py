@@ -11,7 +11,7 @@ The V1 runner asks first, and needs nothing. All calls come from the worker's fo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -56,9 +56,19 @@ def ask_no_more(protect: _Protect) -> None:
 def _after_protection(inner: _Update) -> _Update:
     @wraps(inner)
     def update_requests(runner: GPUModelRunner, scheduler_output: SchedulerOutput) -> None:
-        if (metadata := scheduler_output.kv_connector_metadata) is not None:
+        for metadata in _parts_of(scheduler_output.kv_connector_metadata):
             for protect in _PROTECTORS:
                 protect(metadata)
         inner(runner, scheduler_output)
 
     return update_requests
+
+
+def _parts_of(metadata: KVConnectorMetadata | None) -> Iterator[KVConnectorMetadata]:
+    """The metadata of each connector: of one, or of all that are in a ``MultiConnector`` (vLLM 0.32
+    ``kv_connector/v1/multi_connector.py``, ``MultiKVConnectorMetadata.metadata``)."""
+    if metadata is None:
+        return
+    yield metadata
+    for part in getattr(metadata, "metadata", ()):
+        yield from _parts_of(part)

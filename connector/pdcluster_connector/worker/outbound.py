@@ -14,8 +14,9 @@ from typing import Final
 from pdcluster_connector.core.sending import PushKey, SendingCommands
 from pdcluster_connector.device import Device
 from pdcluster_connector.reshard import ReshardFailed, StepRead, StripGatherer
+from pdcluster_connector.settings import CLOSE_S
 from pdcluster_connector.transport.base import Transport
-from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
+from pdcluster_connector.transport.sessions import Opening, Sessions, close_within
 from pdcluster_connector.worker.batches import Batch
 from pdcluster_connector.worker.orders import LayerSaved, Staged, StepBegun, StepEnded, StepOrder, discard
 from pdcluster_connector.worker.pushes import LivePush, PushBook
@@ -179,7 +180,7 @@ class Outbound:
     def close(self) -> bool:
         """Closes the session. Returns whether nothing reads our memory through it any more; if not, the engine ends.
 
-        Waits for Mooncake, about a second.
+        Waits for Mooncake, about a second. Where pushes wait for it the engine also ends if it takes ``CLOSE_S``.
         """
         self.drop_backlog()
         writes, self._writes = self._writes, None
@@ -188,7 +189,7 @@ class Outbound:
             opening.close(_LEAVE_S)
         if self._transport is not None:
             self.is_closed = True
-            if not close_or_end_engine(self._transport):
+            if not close_within(self._transport, CLOSE_S if len(self._book) else math.inf):
                 return False
             self._transport = None
         if writes is not None:

@@ -33,7 +33,7 @@ from pdcluster_connector.core.reception import (
 from pdcluster_connector.device import Device
 from pdcluster_connector.ending import left_s
 from pdcluster_connector.failures import RECEIVES_DONE, TransferFailure, count, log_failure
-from pdcluster_connector.settings import CUT_S
+from pdcluster_connector.settings import CLOSE_S, CUT_S
 from pdcluster_connector.side_channel import DecodeChannel, Received, Wakeup
 from pdcluster_connector.steps import Cancel, DecodeStep, PrefillEnded
 from pdcluster_connector.trace import Trace
@@ -53,9 +53,6 @@ _IDLE_S: Final = 1.0
 MAX_WORK_S: Final = 0.25
 """The most running time that is counted for a turn beyond its wait: in a longer turn the process was stopped. The
 bound is below a lease: after a stop, the renewals in the socket are heard before a lease can lapse."""
-_CLOSE_S: Final = 60.0
-"""The longest that requests wait for a session to close; then the engine ends. So it is far longer than ``CUT_S``. No
-request waits for an idle session that one engine has, which may take for ever."""
 _MAX_FRAMES_PER_TURN: Final = 1000
 """Frames answered before deadlines and announcements are looked at again: a flood delays them by milliseconds."""
 _MAX_BYTES_PER_TURN: Final = 8 << 20
@@ -289,7 +286,7 @@ class Receiver:
         if not cut.is_idle:
             log_failure(TransferFailure.SESSION_CUT, reason="a prefill engine could not say that it had stopped")
         is_waited_for = not cut.is_idle or self._sessions.is_shared
-        self._sessions.cut(cut.session, close_by=now + _CLOSE_S if is_waited_for else math.inf)
+        self._sessions.cut(cut.session, close_by=now + CLOSE_S if is_waited_for else math.inf)
 
     def _invite(self, invite: Invite, now: float) -> None:
         try:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import pytest
+
 from fakes.network import FakeNetwork, FakeTransport
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until
 from pdcluster_connector.transport.base import RegisteredMemory, Transport
-from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine
+from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine, close_within
 
 
 class Bench:
@@ -92,6 +94,53 @@ def test_a_session_that_cannot_be_closed_ends_the_engine_and_is_never_called_clo
         assert heard == []
         assert not close_or_end_engine(make_stuck())
         assert heard == [signal.SIGTERM]
+
+
+class Slow(FakeTransport):
+    """Its close comes back when it may."""
+
+    may_close: threading.Event
+
+    def close(self) -> None:
+        assert self.may_close.wait(PATIENCE_S)
+        super().close()
+
+
+def make_slow(network: FakeNetwork) -> Slow:
+    slow = Slow(network, "slow", RegisteredMemory())
+    slow.may_close = threading.Event()
+    return slow
+
+
+def test_a_session_that_does_not_close_in_time_ends_the_engine_once_and_counts_as_closed_when_it_is() -> None:
+    slow, closed = make_slow(FakeNetwork()), list[bool]()
+    with shutdown_signals() as heard:
+        closing = threading.Thread(target=lambda: closed.append(close_within(slow, 0.1)))
+        closing.start()
+        assert until(lambda: heard == [signal.SIGTERM])
+        assert not closed
+        slow.may_close.set()
+        closing.join(PATIENCE_S)
+        assert closed == [True]
+        assert heard == [signal.SIGTERM]
+
+
+def test_a_session_that_closes_in_time_leaves_nobody_who_waits_for_it() -> None:
+    with shutdown_signals() as heard:
+        assert close_within(FakeNetwork().join(), 0.1)
+        assert not close_within(make_stuck(), PATIENCE_S)
+        assert until(lambda: "pdcluster-close" not in [thread.name for thread in threading.enumerate()])
+        assert heard == [signal.SIGTERM], "of the stuck one"
+
+
+def test_where_no_thread_can_be_started_a_session_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    network = FakeNetwork()
+    assert close_within(network.join(), 0.1)
+    assert not network._memories
 
 
 def test_a_session_that_opens_late_and_cannot_be_closed_is_not_called_closed() -> None:

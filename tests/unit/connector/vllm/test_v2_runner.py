@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorMetadata
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
@@ -60,6 +61,16 @@ def test_a_second_rank_stands_around_nothing_twice_and_a_step_without_metadata_i
     assert other == [STEP]
     assert runner.events.count(STEP) == 1
     ask_no_more(other.append)
+
+
+def test_among_other_connectors_we_are_asked_too(runner: Runner) -> None:
+    """vLLM's ``MultiConnector`` puts the metadata of all into one."""
+    protect, theirs = runner.events.append, StepMetadata(PrefillStep(BootId("life"), (), ()))
+    ask_before_writes(protect)
+    among = MultiKVConnectorMetadata((theirs, STEP))
+    output = runner.step(among)
+    assert runner.events == [among, theirs, STEP, output]
+    ask_no_more(protect)
 
 
 def test_the_requests_of_a_step_are_protected_once() -> None:

@@ -140,7 +140,7 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
     }
     progressed_s = _progressed_s(facts, status, before, now)
     findings[Type.PROGRESSING] = _progressing(facts, status, before, now, progressed_s)
-    findings[Type.DEGRADED] = _degraded(facts, findings)
+    findings[Type.DEGRADED] = _degraded(facts, findings, status.verified)
     findings[Type.READY] = _ready(findings)
     for condition, finding in findings.items():
         status = status.with_condition(_timed(condition, finding, before, facts.generation, now))
@@ -272,16 +272,17 @@ def _have_routers_come(facts: Facts, before: Status) -> bool:
     return is_missing and _router_ready(facts).truth is Truth.TRUE
 
 
-def _degraded(facts: Facts, findings: dict[Type, _Judgement]) -> _Judgement:
+def _degraded(facts: Facts, findings: dict[Type, _Judgement], verified: str) -> _Judgement:
     failed = next((found for found in findings.values() if found.reason in _FAILURES), None)
     if failed:
         return _Judgement(Truth.TRUE, failed.reason, failed.message)
     if facts.problems.crash_loop:
         return _Judgement(Truth.TRUE, Reason.CRASH_LOOP, facts.problems.crash_loop)
-    # A first start lacks instances too, but nothing is lost yet. If the start fails, its deadline tells.
-    is_first_start = findings[Type.PROGRESSING].reason is Reason.ROLLING_OUT and not any(
-        _num_old(facts.of(role)) for role in Role
-    )
+    # A first start lacks instances too, but nothing is lost yet. If the start fails, its deadline tells. Where none is
+    # ready, a proof says that engines have served before.
+    has_lost_all = bool(verified) and not all(facts.of(role).ready for role in Role)
+    has_old = any(_num_old(facts.of(role)) for role in Role)
+    is_first_start = findings[Type.PROGRESSING].reason is Reason.ROLLING_OUT and not (has_lost_all or has_old)
     shortages = _shortages(facts)
     if shortages and not is_first_start:
         return _Judgement(Truth.TRUE, Reason.TOO_FEW_READY, "; ".join(shortages))

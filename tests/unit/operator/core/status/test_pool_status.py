@@ -52,8 +52,24 @@ STOPPED: Final = {
     "Ready": "False ScaledToZero",
 }
 CRASH_LOOP: Final = {"Progressing": "False CrashLoop", "Degraded": "True CrashLoop"}
+GONE: Final = Counts(wanted=2, least=1, replicas=0, updated=0)
+HALF_WAY_STATUS: Final = reduce_status(NEXT, WELL_STATUS, now=1000)
 STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
     "all is well": (WELL, None, {}),
+    "a new spec whose engines are not there yet, and all that have served are lost": (
+        replace(NEXT, prefill=GONE, decode=GONE),
+        WELL_STATUS,
+        {**NEW_ENGINES_START, "Progressing": "True RollingOut", "Degraded": "True TooFewReady"},
+    ),
+    "more are wanted of what serves": (
+        replace(WELL, prefill=replace(ALL_READY, wanted=9, least=8), verification=Verification.NOT_ASKED),
+        replace(WELL_STATUS, conditions=HALF_WAY_STATUS.conditions),
+        {
+            "PrefillReady": "False InstancesNotReady",
+            "Progressing": "True RollingOut",
+            "Ready": "False InstancesNotReady",
+        },
+    ),
     "the first start is no fault yet": (
         FIRST,
         None,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
 from pdcluster_kube.access import ApiAccess
+from pdcluster_kube.documents import decode_document
 from pdcluster_protocol.errors import Unavailable
 
 MAX_CONNECTIONS: Final = 128
@@ -44,8 +45,19 @@ def open_session(
 
     connector = aiohttp.TCPConnector(limit=max_connections, ssl=access.tls() or True)
     return aiohttp.ClientSession(
-        connector=connector, headers={"User-Agent": user_agent}, middlewares=(say_who,), proxy=access.proxy
-    )
+        connector=connector, headers={"User-Agent": user_agent}, middlewares=(say_who,), proxy=access.proxy,
+        response_class=_Response,
+    )  # fmt: skip
+
+
+class _Response(aiohttp.ClientResponse):
+    """kopf reads lists by ``json``."""
+
+    async def json(
+        self, *, encoding: str | None = None, loads: Callable[[str], Any] = decode_document,
+        content_type: str | None = "application/json",
+    ) -> Any:  # fmt: skip
+        return await super().json(encoding=encoding, loads=loads, content_type=content_type)
 
 
 def _set(request: aiohttp.ClientRequest, header: str) -> None:

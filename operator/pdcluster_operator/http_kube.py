@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 import aiohttp
 
 from pdcluster_kube.backoff import Backoff
+from pdcluster_kube.documents import decode_document
 from pdcluster_operator.core.answers import error_of
 from pdcluster_operator.errors import ApiUnavailable, NotFound, NotLeader, OwnConflict
 from pdcluster_operator.kinds import Kind, Object, Ref, ref_of
@@ -299,8 +300,8 @@ def _apply_call(manifest: Object, query: Mapping[str, str]) -> ApiCall:
 
 def _read_answer(call: ApiCall, status: int, raw: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
     try:
-        parsed = json.loads(raw)
-    except (ValueError, RecursionError):  # RecursionError: it is nested too deep.
+        parsed = decode_document(raw)
+    except ValueError:
         parsed = None
     body: dict[str, Any] | None = parsed if isinstance(parsed, dict) else None
     if status >= 300 or body is None:

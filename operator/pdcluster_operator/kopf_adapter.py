@@ -19,6 +19,7 @@ Switched off, or replaced:
     signal handlers (``on_spawned``)        would end the watches before our term has ended
     waiting for tasks (``_Everything``)     would wait for, and cancel, tasks that are ours
     the limit on its exit                   ``replica`` has one for the whole process
+    parsing (``_Json``)                     ends all watches at an object that is nested too deep for Python
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import kopf
+from kopf._cogs.clients import api as kopf_api
 
 from pdcluster_kube.access import ApiAccess
 from pdcluster_kube.backoff import Backoff
+from pdcluster_kube.documents import decode_document
 from pdcluster_kube.session import NO_LIMIT, open_session
 from pdcluster_operator.caches import Caches, Key
 from pdcluster_operator.core.seen.object_views import view_of
@@ -46,6 +49,15 @@ USER_AGENT: Final = "pdcluster-operator"
 STOP_S: Final = 10.0
 """Seconds for kopf's watches to end."""
 _BACKOFF: Final = Backoff(first_s=0.5, most_s=30.0)
+
+
+class _Json:
+    """Stands for the module ``json`` in kopf's client (kopf 1.45 ``clients/api.py``, ``stream``)."""
+
+    loads = staticmethod(decode_document)
+
+
+setattr(kopf_api, "json", _Json)  # noqa: B010  # kopf's own is typed as the module
 
 
 class Handlers:

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -225,5 +226,22 @@ def map_by(key: str) -> Any:
     return Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]})
 
 
-OpenObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", OPEN_KEY: True})]
+MAX_OPEN_DEPTH: Final = 64
+"""Levels of an object with a schema that is not ours. A pod has less than 20, and Python ends at 1,000."""
+
+
+def _not_too_deep(found: dict[str, Any]) -> dict[str, Any]:
+    level: list[Any] = [found]
+    for _ in range(MAX_OPEN_DEPTH):
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [inner for inner in level if isinstance(inner, dict | list)]
+        if not level:
+            return found
+    told = "it is nested deeper than {levels} levels, and no field of Kubernetes is: remove it"
+    raise PydanticCustomError("too_deep", told, {"levels": MAX_OPEN_DEPTH})
+
+
+OpenObject = Annotated[
+    dict[str, Any], AfterValidator(_not_too_deep), WithJsonSchema({"type": "object", OPEN_KEY: True})
+]
 """Somebody else's schema. The API server checks it when we apply an object that we made of it."""

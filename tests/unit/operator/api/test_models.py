@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from operator_cases.accepted import ACCEPTED, SCALER_ACCEPTED
 from operator_cases.objects import Accepted, By, Refused, pdcluster, scaler
 from operator_cases.refused import REFUSED, SCALER_REFUSED
-from pdcluster_operator.api.base import ApiModel, faults_in
+from pdcluster_operator.api.base import MAX_OPEN_DEPTH, ApiModel, faults_in
 from pdcluster_operator.api.cluster import PDCluster, metadata_problems
 from pdcluster_operator.api.model import Model
 from pdcluster_operator.api.role import RoleSpec
@@ -67,6 +69,26 @@ def test_a_value_that_is_neither_of_two_types_is_told_once_with_its_cure(path: s
     where = f"spec.{path}.memory" if isinstance(value, dict) else f"spec.{path}"
     (fault,) = faults_in(caught.value)
     assert fault.startswith(f"{where}: {told}")
+
+
+@pytest.mark.parametrize("path", ["roles.decode.podOverrides", "router.podOverrides", "model.volume.source"])
+def test_an_open_object_may_be_deeper_than_any_pod_and_not_endlessly_deep(path: str) -> None:
+    PDCluster.from_wire(pdcluster({f"spec.{path}": nested(MAX_OPEN_DEPTH)}))
+    for depth in (MAX_OPEN_DEPTH + 1, 300):
+        with pytest.raises(ValidationError) as caught:
+            PDCluster.from_wire(pdcluster({f"spec.{path}": nested(depth)}))
+        (fault,) = faults_in(caught.value)
+        assert fault.startswith(
+            f"spec.{path}: it is nested deeper than 64 levels, and no field of Kubernetes is: remove"
+        )
+        assert len(fault) < 1000
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: Any = "x"
+    for level in range(depth - 1):
+        inner = [inner] if level % 2 else {"a": inner}
+    return {"a": inner}
 
 
 def test_a_name_is_refused_without_a_server_in_the_servers_words() -> None:

@@ -1,7 +1,7 @@
 """Decodes documents of an API server, however deeply they are nested.
 
 An API server keeps objects that are 10,000 levels deep. Python's parser ends at 1,000 to 10,000, by its version, with a
-``RecursionError``: whoever may write one such object could stop all who list its kind.
+``RecursionError``. One such object would stop every client that lists its kind.
 """
 
 from __future__ import annotations

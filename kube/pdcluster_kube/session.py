@@ -46,11 +46,11 @@ def open_session(
     connector = aiohttp.TCPConnector(limit=max_connections, ssl=access.tls() or True)
     return aiohttp.ClientSession(
         connector=connector, headers={"User-Agent": user_agent}, middlewares=(say_who,), proxy=access.proxy,
-        response_class=_Response,
+        response_class=_ParsedAnswer,
     )  # fmt: skip
 
 
-class _Response(aiohttp.ClientResponse):
+class _ParsedAnswer(aiohttp.ClientResponse):
     """kopf reads lists by ``json``."""
 
     async def json(

@@ -19,7 +19,7 @@ Switched off, or replaced:
     signal handlers (``on_spawned``)        would end the watches before our term has ended
     waiting for tasks (``_Everything``)     would wait for, and cancel, tasks that are ours
     the limit on its exit                   ``replica`` has one for the whole process
-    parsing (``_Json``)                     ends all watches at an object that is nested too deep for Python
+    parsing (``_Parsing``)                     ends all watches at an object that is nested too deep for Python
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ STOP_S: Final = 10.0
 _BACKOFF: Final = Backoff(first_s=0.5, most_s=30.0)
 
 
-class _Json:
+class _Parsing:
     """Stands for the module ``json`` in kopf's client (kopf 1.45 ``clients/api.py``, ``stream``)."""
 
     loads = staticmethod(decode_document)
 
 
-setattr(kopf_api, "json", _Json)  # noqa: B010  # kopf's own is typed as the module
+setattr(kopf_api, "json", _Parsing)  # noqa: B010  # kopf's own is typed as the module
 
 
 class Handlers:

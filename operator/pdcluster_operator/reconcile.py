@@ -29,7 +29,8 @@ from pdcluster_operator.core.seen.object_views import ClusterView, View, view_of
 from pdcluster_operator.core.seen.observed import Observed
 from pdcluster_operator.core.seen.picture import Picture, Routers, observed_of, ready_pods, routers_of
 from pdcluster_operator.core.status.conditions import Counts, Status
-from pdcluster_operator.core.status.pool_status import Facts, KubernetesEvent, events_between, reduce_status
+from pdcluster_operator.core.status.pool_status import Facts, reduce_status
+from pdcluster_operator.core.status.status_events import KubernetesEvent, events_between
 from pdcluster_operator.core.status.taken_back import TakenBack, TakenBackLog, event_of
 from pdcluster_operator.core.status_document import bare_document, event_document, read_status, status_document
 from pdcluster_operator.core.unknown_fields import UnknownFields

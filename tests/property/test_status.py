@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from pdcluster_operator.core.status.conditions import Counts, Reason, Status, Truth, Type
 from pdcluster_operator.core.status.explain import explain
-from pdcluster_operator.core.status.pool_status import Facts, Verification, deadline_at, events_between, reduce_status
+from pdcluster_operator.core.status.pool_status import Facts, Verification, deadline_at, reduce_status
+from pdcluster_operator.core.status.status_events import events_between
 
 
 @st.composite

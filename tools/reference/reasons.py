@@ -46,6 +46,7 @@ REASONS_OF: Final[dict[Type, dict[Reason, Truth]]] = {
     },
     Type.PROGRESSING: {
         Reason.ROLLING_OUT: Truth.TRUE,
+        Reason.HELD_BY_GROUPS: Truth.FALSE,
         Reason.ROLLOUT_COMPLETE: Truth.TRUE,
         Reason.ROLLOUT_PAUSED: Truth.UNKNOWN,
         Reason.NOT_ACCEPTED: Truth.UNKNOWN,

@@ -24,7 +24,7 @@ from pdcluster_operator.api.status import (
 from pdcluster_operator.core.seen.object_views import View
 from pdcluster_operator.core.seen.picture import Routers
 from pdcluster_operator.core.status.conditions import Condition, Counts, Reason, Status, Truth, Type
-from pdcluster_operator.core.status.pool_status import KubernetesEvent
+from pdcluster_operator.core.status.status_events import KubernetesEvent
 from pdcluster_operator.kinds import EVENT, Object
 from pdcluster_protocol.labels import MANAGER
 

@@ -29,7 +29,7 @@ from pdcluster_operator.core.plan.actions import Child, Move, Plan, Prune, Scale
 from pdcluster_operator.core.plan.children import Served, standing_children
 from pdcluster_operator.core.plan.target import Target, refused_counts, target_of
 from pdcluster_operator.core.rollout.fleet import ROLES
-from pdcluster_operator.core.rollout.group_order import held_by_order
+from pdcluster_operator.core.rollout.group_order import held_by_groups
 from pdcluster_operator.core.rollout.last_prefill import keep_last_prefill
 from pdcluster_operator.core.rollout.steps import Change, next_step
 from pdcluster_operator.core.seen.observed import Observed, SeenWorkload, VerificationResult, Version
@@ -104,16 +104,16 @@ def _facts(
         is_paused=pool.spec.rollout.paused,
         problems=_problems(observed, found.ids if found else None),
         is_target_empty=found is not None and found.is_empty,
-        held_by_order=_held_by_order(found, observed.status) if found else "",
+        held_by_groups=_held_by_groups(found, observed.status) if found else "",
         unknown_fields=observed.unknown_fields,
         missing_secret=observed.missing_secret,
     )
 
 
-def _held_by_order(target: Target, before: Status | None) -> str:
+def _held_by_groups(target: Target, before: Status | None) -> str:
     """Told of a rollout that is past its deadline too, which makes no step by itself."""
     is_verified = before is not None and before.verified == target.name
-    return held_by_order(target.fleet(is_verified=is_verified, is_paused=False, is_past_deadline=False))
+    return held_by_groups(target.fleet(is_verified=is_verified, is_paused=False, is_past_deadline=False))
 
 
 def _problems(observed: Observed, ids: TargetIds | None) -> Problems:

@@ -1,26 +1,49 @@
 """Tells why a rollout waits that would go on if its old workloads were Deployments.
 
 A LeaderWorkerSet gives up its last groups, ready or not. If an earlier group is not ready, to lower the set by one
-takes a ready instance away, which the floor may forbid. The planner keeps the floor and waits: the group may get ready,
-and a user may allow one instance less.
+takes a ready instance away, which the floor may forbid. The planner keeps the floor and waits: the groups may get
+ready, and a user may allow fewer instances.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from pdcluster_operator.core.rollout.fleet import Fleet, RoleFleet, Workload
-from pdcluster_operator.core.rollout.steps import next_step
+from pdcluster_operator.core.rollout.fleet import ROLES, Fleet, RoleFleet, Workload
+from pdcluster_operator.core.rollout.steps import Step, next_step
 
 
-def held_by_order(fleet: Fleet) -> str:
-    """What stands in the way, and the cure, for people; empty: the order of groups stops no step."""
-    old = [workload for workload in (*fleet.prefill.old, *fleet.decode.old) if _has_gap(workload)]
-    if not old or next_step(fleet):
+def held_by_groups(fleet: Fleet) -> str:
+    """Tells people which groups stand in the way, and the cure; empty: the order of groups stops no step.
+
+    Nothing is told while the target itself is not well: then it is the target that is waited for.
+    """
+    gaps = {old.name: gap for role in ROLES for old in fleet.of(role).old if (gap := _unready_groups(old))}
+    if not gaps or not _is_target_well(fleet) or next_step(fleet):
         return ""
-    step = next_step(replace(fleet, prefill=_unordered(fleet.prefill), decode=_unordered(fleet.decode)))
-    asked = {change.workload for change in step.changes} if step else set()
-    return "; ".join(_told(workload) for workload in old if workload.name in asked)
+    held = gaps.keys() & _moved_by(next_step(_each(fleet, _unordered)))
+    for more in range(1, max(fleet.of(role).wanted for role in ROLES) + 1):
+        if held & _moved_by(next_step(_each(fleet, lambda role: _with_more(role, more)))):  # noqa: B023  # called now
+            return _told({name: gaps[name] for name in sorted(held)}, fleet, more)
+    return ""
+
+
+def _is_target_well(fleet: Fleet) -> bool:
+    """Whether the target's instances are ready and proven, or it has no place for its first ones."""
+    targets = [fleet.of(role).target for role in ROLES]
+    is_ready = all(target.ready >= target.replicas for target in targets)
+    return is_ready and (fleet.is_verified or not all(target.replicas for target in targets))
+
+
+def _unready_groups(workload: Workload) -> tuple[int, ...]:
+    """Groups that are not ready and have a ready one after them."""
+    ready = workload.ready_groups or ()
+    return tuple(group for group in range(max(ready, default=0)) if group not in ready)
+
+
+def _each(fleet: Fleet, change: Callable[[RoleFleet], RoleFleet]) -> Fleet:
+    return replace(fleet, prefill=change(fleet.prefill), decode=change(fleet.decode))
 
 
 def _unordered(role: RoleFleet) -> RoleFleet:
@@ -29,18 +52,19 @@ def _unordered(role: RoleFleet) -> RoleFleet:
     return replace(role, target=target, old=tuple(old))
 
 
-def _has_gap(workload: Workload) -> bool:
-    """Whether a group that is not ready has a ready one after it."""
-    return workload.ready_groups is not None and _first_unready(workload) < max(workload.ready_groups, default=0)
+def _with_more(role: RoleFleet, more: int) -> RoleFleet:
+    return replace(role, unavailable=role.unavailable + more)
 
 
-def _first_unready(workload: Workload) -> int:
-    ready = workload.ready_groups or ()
-    return next(group for group in range(len(ready) + 1) if group not in ready)
+def _moved_by(step: Step | None) -> set[str]:
+    return {change.workload for change in step.changes} if step else set()
 
 
-def _told(workload: Workload) -> str:
+def _told(held: dict[str, tuple[int, ...]], fleet: Fleet, more: int) -> str:
+    roles = {old.name: role for role in ROLES for old in fleet.of(role).old}
+    groups = "; ".join(f"group {', '.join(map(str, gap))} of {name} is not ready" for name, gap in held.items())
+    now = max(fleet.of(roles[name]).unavailable for name in held)
     return (
-        f"group {_first_unready(workload)} of {workload.name} is not ready, and a LeaderWorkerSet gives up its last "
-        "group first, which is needed: mend the group, or allow one instance less by rollout.maxUnavailable"
+        f"{groups}, and a LeaderWorkerSet gives up its last groups first, of which a ready one is needed: mend what is "
+        f"not ready, or set rollout.maxUnavailable to {now + more} (it stands for {now} now)"
     )

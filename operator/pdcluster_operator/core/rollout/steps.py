@@ -15,8 +15,9 @@ The planner looks for moves in this order. All moves that are possible now make 
 
 The laws (tests/property/test_rollout.py):
   - the target grows only while all pods, terminating ones too, stay within wanted + surge;
-  - useful instances go only while wanted - unavailable useful ones remain. Useless instances go only while that many
-    would remain if all old instances got ready (as in a Deployment's clean-up of unhealthy replicas);
+  - useful instances go only while wanted - unavailable useful ones remain, but for groups of a target that has more
+    than wanted: those go at once. Useless instances go only while that many would remain if all old instances got ready
+    (as in a Deployment's clean-up of unhealthy replicas);
   - while an old revision is there, the two roles' shares (target's replicas / wanted) differ by one instance at most;
   - a group that serves is left only when the target is verified and ready, or has no room for its first instance.
 """
@@ -273,7 +274,8 @@ def _caught_up(fleet: Fleet) -> Fleet:
     """The fleet when the cluster has done everything that was asked of it."""
 
     def settled(workload: Workload) -> Workload:
-        return replace(workload, live=workload.replicas, ready=workload.replicas, terminating=0)
+        groups = None if workload.ready_groups is None else tuple(range(workload.replicas))
+        return replace(workload, live=workload.replicas, ready=workload.replicas, terminating=0, ready_groups=groups)
 
     prefill, decode = (
         replace(fleet.of(role), target=settled(fleet.of(role).target), old=tuple(map(settled, fleet.of(role).old)))

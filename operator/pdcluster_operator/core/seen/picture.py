@@ -89,9 +89,9 @@ def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
 
 
 def _ready_groups(kind: Kind, leaders: Iterable[PodView]) -> tuple[int, ...] | None:
-    """Indexes of the ready groups; None: it is a Deployment, or a group that does not tell its index."""
+    """Indexes of the ready groups; None: it is a Deployment, or groups do not tell each its own index."""
     groups = [pod.group for pod in leaders if pod.is_ready]
-    known = sorted(group for group in groups if group is not None)
+    known = sorted({group for group in groups if group is not None})
     return tuple(known) if kind == LEADER_WORKER_SET and len(known) == len(groups) else None
 
 

@@ -108,6 +108,11 @@ class Reason(_Explained):
         "a rollout moves",
         "A rollout is under way and moves by itself. Nothing to do.",
     )
+    HELD_BY_GROUPS = (
+        "HeldByGroups",
+        "the next step would take a ready engine over several nodes away, below `rollout.maxUnavailable`",
+        "It goes on by itself when the groups that the message names are ready, or do as it says.",
+    )
     ROLLOUT_COMPLETE = ("RolloutComplete", "what the spec asks for is what runs, and it is verified")
     ROLLOUT_PAUSED = (
         "RolloutPaused",

@@ -50,7 +50,7 @@ class Facts:
     ``missing_secret``: the problem of a user's Secret that routers mount; empty: there is none.
     ``is_target_empty``: one role's workload of the target asks for no instance, or is not there.
     ``unknown_fields``: fields of the object that this operator does not know, and leaves out.
-    ``held_by_order``: why the order of groups holds the rollout up, and the cure; empty: it does not.
+    ``held_by_groups``: why the order of groups holds the rollout up, and the cure; empty: it does not.
     """
 
     generation: int
@@ -68,7 +68,7 @@ class Facts:
     is_target_empty: bool = False
     unknown_fields: tuple[str, ...] = ()
     missing_secret: str = ""
-    held_by_order: str = ""
+    held_by_groups: str = ""
 
     @property
     def is_held(self) -> bool:
@@ -91,20 +91,6 @@ class Facts:
         return self.prefill if role is Role.PREFILL else self.decode
 
 
-class EventKind(Enum):
-    NORMAL = "Normal"
-    WARNING = "Warning"
-
-
-@dataclass(frozen=True, slots=True)
-class KubernetesEvent:
-    """One Kubernetes Event to send."""
-
-    kind: EventKind
-    reason: str
-    message: str
-
-
 @dataclass(frozen=True, slots=True)
 class _Judgement:
     """A condition before it has times."""
@@ -119,12 +105,10 @@ MAX_MESSAGE: Final = 32768
 the spec, which may be longer."""
 ROLE_CONDITIONS: Final = {Role.PREFILL: Type.PREFILL_READY, Role.DECODE: Type.DECODE_READY}
 _NEEDED: Final = (Type.ACCEPTED, Type.PREFILL_READY, Type.DECODE_READY, Type.ROUTER_READY, Type.TRANSFER_VERIFIED)
-_FAILURES: Final = frozenset({Reason.VERIFICATION_FAILED, Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.CRASH_LOOP})
-_ALARMING: Final = frozenset({*_FAILURES, Reason.REFUSED, Reason.TOO_FEW_READY, Reason.UNKNOWN_FIELDS})
-_SUMS: Final = frozenset({Type.DEGRADED, Type.READY})
-"""Conditions that sum up others, and may repeat the reason of another condition."""
-_MOVING: Final = frozenset({Reason.ROLLING_OUT, Reason.CRASH_LOOP})
+FAILURES: Final = frozenset({Reason.VERIFICATION_FAILED, Reason.PROGRESS_DEADLINE_EXCEEDED, Reason.CRASH_LOOP})
+_MOVING: Final = frozenset({Reason.ROLLING_OUT, Reason.CRASH_LOOP, Reason.HELD_BY_GROUPS})
 """While Progressing has one of these, the deadline runs."""
+_HELD_UP: Final = "; the rollout is held up: "
 _HELD: Final = frozenset({Reason.ROLLOUT_PAUSED, Reason.NOT_ACCEPTED})
 """While Progressing has one of these, no time counts against the deadline."""
 
@@ -145,21 +129,6 @@ def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
     for condition, finding in findings.items():
         status = status.with_condition(_timed(condition, finding, before, facts.generation, now))
     return _with_progress_time(status, progressed_s)
-
-
-def events_between(before: Status | None, after: Status) -> tuple[KubernetesEvent, ...]:
-    """Events for conditions whose truth or reason changed. A new number in a message is no Event, and neither is a new
-    condition that is merely not True yet.
-
-    A condition in ``_SUMS`` has no Event if another condition has an Event of the same reason: one fault, one Event.
-    """
-    news = [one for one in after.conditions if _is_news(one, before.condition(one.type) if before else None)]
-    told = {one.reason for one in news if one.type not in _SUMS}
-    return tuple(
-        KubernetesEvent(_kind(one), one.reason.value, f"{one.type.value}: {one.message}")
-        for one in news
-        if one.type not in _SUMS or one.reason not in told
-    )
 
 
 def deadline_at(status: Status, deadline_s: int) -> int | None:
@@ -239,7 +208,6 @@ def _progressing(facts: Facts, status: Status, before: Status | None, now: int, 
         f"{role.value} {counts.updated_ready} of {counts.wanted} up to date and ready, {_num_old(counts)} old"
         for role, counts in ((role, facts.of(role)) for role in Role)
     )
-    message = _because(message, facts.held_by_order)
     if facts.refusal:
         return _Judgement(Truth.UNKNOWN, Reason.NOT_ACCEPTED, "nothing moves until the spec is accepted")
     if facts.is_paused:
@@ -248,11 +216,18 @@ def _progressing(facts: Facts, status: Status, before: Status | None, now: int, 
         return _Judgement(Truth.TRUE, Reason.ROLLOUT_COMPLETE, f"{facts.target} is what runs")
     loop = facts.problems.crash_loop or _remembered_loop(facts, before, status)
     if now >= progressed_s + facts.deadline_s:
-        late = _because(f"no progress in {facts.deadline_s} s: {message}", loop)
+        late = _because(f"no progress in {facts.deadline_s} s: {message}", _held_up(loop, facts))
         return _Judgement(Truth.FALSE, Reason.PROGRESS_DEADLINE_EXCEEDED, late)
     if loop:
-        return _Judgement(Truth.FALSE, Reason.CRASH_LOOP, loop)
+        return _Judgement(Truth.FALSE, Reason.CRASH_LOOP, _held_up(loop, facts))
+    if facts.held_by_groups:
+        return _Judgement(Truth.FALSE, Reason.HELD_BY_GROUPS, _because(message, facts.held_by_groups))
     return _Judgement(Truth.TRUE, Reason.ROLLING_OUT, message)
+
+
+def _held_up(loop: str, facts: Facts) -> str:
+    """The crash loop, and what holds the rollout up beside it."""
+    return _HELD_UP.join(told for told in (loop, facts.held_by_groups) if told)
 
 
 def _remembered_loop(facts: Facts, before: Status | None, status: Status) -> str:
@@ -262,7 +237,7 @@ def _remembered_loop(facts: Facts, before: Status | None, status: Status) -> str
     if before is None or was is None or was.reason is not Reason.CRASH_LOOP:
         return ""
     is_over = _has_progressed(facts, before, status) or _have_routers_come(facts, before)
-    return "" if is_over else was.message
+    return "" if is_over else was.message.partition(_HELD_UP)[0]
 
 
 def _have_routers_come(facts: Facts, before: Status) -> bool:
@@ -273,7 +248,7 @@ def _have_routers_come(facts: Facts, before: Status) -> bool:
 
 
 def _degraded(facts: Facts, findings: dict[Type, _Judgement], verified: str) -> _Judgement:
-    failed = next((found for found in findings.values() if found.reason in _FAILURES), None)
+    failed = next((found for found in findings.values() if found.reason in FAILURES), None)
     if failed:
         return _Judgement(Truth.TRUE, failed.reason, failed.message)
     if facts.problems.crash_loop:
@@ -385,14 +360,3 @@ def _shortages(facts: Facts) -> list[str]:
 
 def _because(message: str, problem: str) -> str:
     return f"{message}: {problem}" if problem else message
-
-
-def _is_news(condition: Condition, was: Condition | None) -> bool:
-    if was is None:
-        return condition.truth is Truth.TRUE or condition.reason in _ALARMING
-    has_other_reason = condition.reason is not was.reason and condition.type not in _SUMS
-    return condition.truth is not was.truth or has_other_reason
-
-
-def _kind(condition: Condition) -> EventKind:
-    return EventKind.WARNING if condition.reason in _ALARMING else EventKind.NORMAL

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pdcluster_operator.core.status.conditions import EventReason
-from pdcluster_operator.core.status.pool_status import EventKind, KubernetesEvent
+from pdcluster_operator.core.status.status_events import EventKind, KubernetesEvent
 
 CONTEST_S: Final = 60
 """Seconds. A field that is set back twice within this time is contested: autoscalers set a field every 15 s."""

@@ -6,14 +6,17 @@ import pytest
 
 from fakes.deployments import NEVER, Ask, FakeDeployments
 from pdcluster_operator.core.rollout.fleet import Fleet, RoleFleet, Workload
-from pdcluster_operator.core.rollout.group_order import held_by_order
+from pdcluster_operator.core.rollout.group_order import held_by_groups
 from pdcluster_operator.core.rollout.steps import next_step
 from pdcluster_protocol.labels import Role
 
-CURE = (
-    "group 0 of decode-A-t is not ready, and a LeaderWorkerSet gives up its last group first, which is needed: mend "
-    "the group, or allow one instance less by rollout.maxUnavailable"
-)
+
+def told(groups: str, unavailable: int, now: int = 0) -> str:
+    return (
+        f"group {groups} of decode-A-t is not ready, and a LeaderWorkerSet gives up its last groups first, of which a "
+        f"ready one is needed: mend what is not ready, or set rollout.maxUnavailable to {unavailable} (it stands for "
+        f"{now} now)"
+    )
 
 
 def rolling(unavailable: int, *, have_groups: bool = True, unready: int = 0) -> FakeDeployments:
@@ -39,10 +42,42 @@ def roll(cluster: FakeDeployments) -> int:
 
 def test_a_ready_group_stays_where_it_is_needed_and_status_can_tell_why_and_the_cure() -> None:
     cluster = rolling(0)
-    assert held_by_order(cluster.fleet()) == "", "there is a step: the spare one"
+    assert held_by_groups(cluster.fleet()) == "", "there is a step: the spare one"
     assert roll(cluster) == 2, "the ready one and the spare one"
     assert cluster.workload("decode-A-t").replicas == 2
-    assert held_by_order(cluster.fleet()) == CURE
+    assert held_by_groups(cluster.fleet()) == told("0", 1)
+
+
+def test_the_cure_names_all_groups_and_the_number_that_lets_the_rollout_end() -> None:
+    cluster = FakeDeployments(Ask("A", 3, 3), lambda: 0, lambda: 1, have_groups=True)
+    cluster.settle()
+    for pod in cluster.all["decode-A-t"].pods[:2]:
+        pod.ready_at = NEVER
+    cluster.want(Ask("B", 3, 3, surge=1, unavailable=0))
+    roll(cluster)
+    assert held_by_groups(cluster.fleet()) == told("0, 1", 2)
+    cluster.want(Ask("B", 3, 3, surge=1, unavailable=2))
+    roll(cluster)
+    assert cluster.is_done()
+
+
+def test_while_the_new_revision_does_not_come_up_the_old_one_is_not_blamed() -> None:
+    """To allow fewer instances would cost a serving one, and bring nothing."""
+    cluster = rolling(0)
+    cluster.want(Ask("B", 2, 2, surge=1, unavailable=0, is_broken=True))
+    cluster.all["decode-B-t"].is_broken = cluster.all["prefill-B-t"].is_broken = True
+    roll(cluster)
+    assert next_step(cluster.fleet()) is None
+    assert held_by_groups(cluster.fleet()) == ""
+
+
+def test_where_nothing_but_the_new_revision_can_help_no_number_is_told() -> None:
+    """To lower decode would end the old revision's service, whatever may be unavailable."""
+    prefill = RoleFleet(Workload("p-B", "B", 1, 1, 1), 2, 0, 2, (Workload("p-A", "A", 1, 1, 1),))
+    decode = RoleFleet(Workload("d-B", "B", 1, 1, 1), 2, 1, 2, (Workload("d-A", "A", 2, 2, 1, 0, (1,)),))
+    fleet = Fleet(prefill, decode)
+    assert next_step(fleet) is None
+    assert held_by_groups(fleet) == ""
 
 
 def test_when_the_group_gets_ready_it_goes_on() -> None:
@@ -64,7 +99,7 @@ def test_when_the_group_gets_ready_it_goes_on() -> None:
 def test_otherwise_it_ends(cluster: FakeDeployments) -> None:
     roll(cluster)
     assert cluster.is_done()
-    assert held_by_order(cluster.fleet()) == ""
+    assert held_by_groups(cluster.fleet()) == ""
 
 
 def test_a_revision_does_not_stop_serving_by_what_is_lowered_alone() -> None:
@@ -82,7 +117,7 @@ def test_a_target_is_no_old_workload() -> None:
     fleet = Fleet(RoleFleet(Workload("p", "A", 1, 1, 1), 1, 1, 0), RoleFleet(target, 1, 1, 0), is_verified=True)
     [change] = next_step(fleet).changes  # type: ignore[union-attr]  # there is a step
     assert (change.role, change.after) == (Role.DECODE, 1)
-    assert held_by_order(fleet) == ""
+    assert held_by_groups(fleet) == ""
 
 
 def test_each_ready_group_has_an_index() -> None:

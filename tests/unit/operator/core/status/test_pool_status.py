@@ -10,15 +10,8 @@ import pytest
 from operator_cases.statuses import ALL_READY, FAILED_STATUS, FIRST, HALF_WAY, NEXT, WELL, WELL_STATUS
 from pdcluster_operator.core.rollout.fleet import RoleFleet, Workload
 from pdcluster_operator.core.status.conditions import Counts, Status, Truth, Type, counts_of
-from pdcluster_operator.core.status.pool_status import (
-    EventKind,
-    Facts,
-    KubernetesEvent,
-    Problems,
-    Verification,
-    events_between,
-    reduce_status,
-)
+from pdcluster_operator.core.status.pool_status import Facts, Problems, Verification, reduce_status
+from pdcluster_operator.core.status.status_events import EventKind, KubernetesEvent, events_between
 
 LOOP: Final = "pod x, container engine died 3 times, the last time OOMKilled (exit code 137)"
 
@@ -60,6 +53,11 @@ STORIES: Final[dict[str, tuple[Facts, Status | None, dict[str, str]]]] = {
         replace(NEXT, prefill=GONE, decode=GONE),
         WELL_STATUS,
         {**NEW_ENGINES_START, "Progressing": "True RollingOut", "Degraded": "True TooFewReady"},
+    ),
+    "the order of groups holds the rollout up": (
+        replace(NEXT, held_by_groups="group 0 is not ready"),
+        WELL_STATUS,
+        {**UNPROVEN, **NEW_ENGINES_START, "Progressing": "False HeldByGroups"},
     ),
     "more are wanted of what serves": (
         replace(WELL, prefill=replace(ALL_READY, wanted=9, least=8), verification=Verification.NOT_ASKED),
@@ -321,3 +319,25 @@ def test_ready_is_true_only_when_all_that_it_needs_is_true() -> None:
         is_ready = truths.pop(Type.READY)
         needed = set(truths) - {Type.PROGRESSING, Type.DEGRADED}
         assert is_ready == all(truths[kind] for kind in needed)
+
+
+def test_what_holds_a_rollout_up_is_told_beside_a_crash_loop_and_a_deadline_and_once() -> None:
+    held = replace(NEXT, held_by_groups="group 0 is not ready", problems=Problems(decode=LOOP, crash_loop=LOOP))
+    told = f"{LOOP}; the rollout is held up: group 0 is not ready"
+    status = reduce_status(held, WELL_STATUS, now=2000)
+    assert message_of(status) == told
+    between = reduce_status(replace(held, problems=Problems()), status, now=2001)
+    assert message_of(between) == told, "the container is between two lives"
+    assert message_of(reduce_status(replace(NEXT, problems=Problems()), between, now=2002)) == LOOP
+    assert message_of(reduce_status(held, between, now=2000 + NEXT.deadline_s)).endswith(f"old: {told}")
+
+
+def test_a_paused_rollout_is_held_up_by_nothing_else() -> None:
+    paused = replace(NEXT, held_by_groups="group 0 is not ready", is_paused=True)
+    assert "group" not in message_of(reduce_status(paused, WELL_STATUS, now=2000))
+
+
+def message_of(status: Status) -> str:
+    progressing = status.condition(Type.PROGRESSING)
+    assert progressing is not None
+    return progressing.message

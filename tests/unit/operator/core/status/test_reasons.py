@@ -45,7 +45,9 @@ def said() -> set[tuple[Type, Reason, Truth]]:
         for status in (first, reduce_status(facts, first, now=DEADLINE_S)):
             found |= {(one.type, one.reason, one.truth) for one in status.conditions}
     partly = Facts(1, "A", Counts(), Counts(), 1, 1, DEADLINE_S, unknown_fields=("spec.new",))
-    found |= {(one.type, one.reason, one.truth) for one in reduce_status(partly, None, now=0).conditions}
+    held = Facts(1, "A", ROLES[3], ROLES[3], 1, 1, DEADLINE_S, held_by_groups="group 0 is not ready")
+    for facts in (partly, held):
+        found |= {(one.type, one.reason, one.truth) for one in reduce_status(facts, None, now=0).conditions}
     return found
 
 

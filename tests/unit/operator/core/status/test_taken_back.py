@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pdcluster_operator.core.status.pool_status import EventKind
+from pdcluster_operator.core.status.status_events import EventKind
 from pdcluster_operator.core.status.taken_back import (
     CONTEST_S,
     MAX_REMEMBERED,

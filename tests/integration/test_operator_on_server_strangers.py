@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -222,6 +223,36 @@ def test_a_newer_crd_takes_no_pool_from_an_older_operator(server: Server) -> Non
             assert eventually(is_told, timeout_s=READY_LIMIT_S), pool.condition("Accepted")
             assert pool.is_ready()
             assert len([event for event in pool.events() if event.startswith("Warning UnknownFields")]) == 1
+
+
+@contextmanager
+def deeper_python() -> Iterator[None]:
+    """Lets this process read and write what the operator's Python cannot."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(8 * DEEP)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
+DEEP: Final = 3000
+
+
+def test_an_object_that_is_nested_too_deep_for_python_is_told_and_stops_nobody_else(server: Server) -> None:
+    """Whoever may write one pool could end the operator for all."""
+    nested: Object = {}
+    for _ in range(DEEP):
+        nested = {"a": nested}
+    with deeper_python(), server.operator() as watching, server.pool() as before:
+        before.wait_ready()
+        with server.pool({"spec.roles.decode.podOverrides": nested}) as deep:
+            assert eventually(lambda: any("nested deeper than 64 levels" in told for told in deep.events()))
+            with server.operator("b") as listing, server.pool() as after:
+                listing.wait_ready()
+                after.wait_ready()
+                listing.check()
+        watching.check()
 
 
 SEVERAL_NODES: Final[Object] = {"roles": {"decode": {"parallelism": {"tensor": 2}, "nodesPerInstance": 2}}}

@@ -16,6 +16,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorMetadata
 
 if TYPE_CHECKING:  # its import costs seconds where the V1 runner runs
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -70,5 +71,6 @@ def _parts_of(metadata: KVConnectorMetadata | None) -> Iterator[KVConnectorMetad
     if metadata is None:
         return
     yield metadata
-    for part in getattr(metadata, "metadata", ()):
-        yield from _parts_of(part)
+    if isinstance(metadata, MultiKVConnectorMetadata):
+        for part in metadata.metadata:
+            yield from _parts_of(part)

@@ -1,0 +1,4 @@
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+
+class MultiKVConnectorMetadata(KVConnectorMetadata):
+    metadata: tuple[KVConnectorMetadata, ...]

@@ -193,9 +193,10 @@ class Reconciler:
             await self._tell(view, pool, before, before.with_losses_of(plan.status), routers)
 
     async def _tell_unreadable(self, view: ClusterView, error: ValidationError) -> None:
-        """Write a refusal. The CRD is of another version, so the API server let in a spec that we do not understand."""
+        """Write a refusal: the CRD is of another version, or knows no rule for it, so the API server let it in."""
         told = "; ".join(faults_in(error)[:5])
-        refusal = f"this operator does not understand the object: {told}; apply the CRDs of the operator's version"
+        cure = "change it or, if the CRDs are of another version than the operator, apply those of its version"
+        refusal = f"this operator does not understand the object: {told}; {cure}"
         generation = int(view.document["metadata"].get("generation", 0))
         facts = Facts(generation, "", Counts(), Counts(), 0, 0, deadline_s=1, refusal=refusal)
         before = read_status(view.document.get("status"))

@@ -15,7 +15,8 @@ MAX_DEPTH: Final = 200
 """Levels that are kept of a document that is too deep for Python. Kubernetes' own kinds have less than 30."""
 CUT: Final = "pdcluster: nested too deep"
 """Stands for what was deeper. A text, since null would delete a field where documents are merged."""
-_STRING_OR_BRACKET: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]')
+_TO_BRACKET: Final = re.compile(r'[^"\[\]{}]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"\[\]{}]*)*([\[\]{}])')
+"""Up to the next bracket that is in no string."""
 
 
 def decode_document(text: str | bytes) -> Any:
@@ -33,16 +34,16 @@ def decode_document(text: str | bytes) -> Any:
 def _shallow(text: str) -> Iterator[str]:
     """The pieces of ``text`` without what is deeper."""
     depth = begin = 0
-    for token in _STRING_OR_BRACKET.finditer(text):
-        match token[0]:
+    for found in _TO_BRACKET.finditer(text):
+        match found[1]:
             case "[" | "{":
                 depth += 1
                 if depth == MAX_DEPTH + 1:
-                    yield text[begin : token.start()]
+                    yield text[begin : found.end() - 1]
             case "]" | "}":
                 if depth == MAX_DEPTH + 1:
                     yield json.dumps(CUT)
-                    begin = token.end()
+                    begin = found.end()
                 depth -= 1
     if depth <= MAX_DEPTH:
         yield text[begin:]

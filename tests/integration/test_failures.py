@@ -96,8 +96,10 @@ def test_a_prefill_engine_killed_in_the_middle_fails_the_request_and_decode_gets
     asking = Asking(pool, LONG)
     wait_for_prefill(pool)
     pool.prefill[0].handle.signal(signal.SIGKILL)
+    begin = time.monotonic()
     asking.join(PATIENCE_S)
     require_openai_error(asking.error)
+    assert time.monotonic() - begin < 240, "the router has waited for the end of its time for prefill, 300 s"
     assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
     pool.prefill[0].handle.wait(PATIENCE_S)
     asking = Asking(pool, PROMPT)

@@ -98,15 +98,16 @@ class Opening:
             transport, self._transport = self._transport, None
             return transport
 
-    def close(self, timeout_s: float) -> bool:
+    def close(self, timeout_s: float, limit_s: float = math.inf) -> bool:
         """Closes the session if it was not taken, now or as soon as it is open. Returns whether it is closed.
 
-        Waits for a session that is open to be closed, and up to ``timeout_s`` for one that is being opened.
+        Waits for a session that is open to be closed, as ``close_within`` does, and up to ``timeout_s`` for one that is
+        being opened.
         """
         with self._outcome_lock:
             self._is_unwanted = True
             transport, self._transport = self._transport, None
-        is_closed = transport is None or close_or_end_engine(transport)
+        is_closed = transport is None or close_within(transport, limit_s)
         self._thread.join(timeout_s)
         return is_closed and not self._thread.is_alive() and not self._is_left_open
 
@@ -139,8 +140,11 @@ class Closable(Protocol):
 def close_within(transport: Closable, limit_s: float) -> bool:
     """As ``close_or_end_engine``; and if the transport does not close within ``limit_s``, the engine ends meanwhile.
 
-    Seconds are running ones: time for which the process was stopped does not count.
+    Seconds are running ones: time for which the process was stopped does not count. With an infinite limit closing may
+    take for ever.
     """
+    if math.isinf(limit_s):
+        return close_or_end_engine(transport)
     is_closed = threading.Event()
 
     def watch() -> None:

@@ -185,11 +185,12 @@ class Outbound:
         self.drop_backlog()
         writes, self._writes = self._writes, None
         opening, self._opening = self._opening, None
+        limit_s = CLOSE_S if len(self._book) else math.inf
         if opening is not None:
-            opening.close(_LEAVE_S)
+            opening.close(_LEAVE_S, limit_s)
         if self._transport is not None:
             self.is_closed = True
-            if not close_within(self._transport, CLOSE_S if len(self._book) else math.inf):
+            if not close_within(self._transport, limit_s):
                 return False
             self._transport = None
         if writes is not None:

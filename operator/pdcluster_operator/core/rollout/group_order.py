@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from pdcluster_operator.core.rollout.fleet import ROLES, Fleet, RoleFleet, Workload
 from pdcluster_operator.core.rollout.steps import Step, next_step
@@ -22,10 +23,12 @@ def held_by_groups(fleet: Fleet) -> str:
     gaps = {old.name: gap for role in ROLES for old in fleet.of(role).old if (gap := _unready_groups(old))}
     if not gaps or not _is_target_well(fleet) or next_step(fleet):
         return ""
-    held = gaps.keys() & _moved_by(next_step(_each(fleet, _unordered)))
-    for more in range(1, max(fleet.of(role).wanted for role in ROLES) + 1):
-        if held & _moved_by(next_step(_each(fleet, lambda role: _with_more(role, more)))):  # noqa: B023  # called now
-            return _told({name: gaps[name] for name in sorted(held)}, fleet, more)
+    if not gaps.keys() & _moved_by(next_step(_each(fleet, _unordered))):
+        return ""
+    for number in range(1, max(fleet.of(role).wanted for role in ROLES) + 1):
+        step = next_step(_each(fleet, partial(replace, unavailable=number)))
+        if held := gaps.keys() & _moved_by(step):
+            return _told({name: gaps[name] for name in sorted(held)}, number)
     return ""
 
 
@@ -52,19 +55,13 @@ def _unordered(role: RoleFleet) -> RoleFleet:
     return replace(role, target=target, old=tuple(old))
 
 
-def _with_more(role: RoleFleet, more: int) -> RoleFleet:
-    return replace(role, unavailable=role.unavailable + more)
-
-
 def _moved_by(step: Step | None) -> set[str]:
     return {change.workload for change in step.changes} if step else set()
 
 
-def _told(held: dict[str, tuple[int, ...]], fleet: Fleet, more: int) -> str:
-    roles = {old.name: role for role in ROLES for old in fleet.of(role).old}
+def _told(held: dict[str, tuple[int, ...]], unavailable: int) -> str:
     groups = "; ".join(f"group {', '.join(map(str, gap))} of {name} is not ready" for name, gap in held.items())
-    now = max(fleet.of(roles[name]).unavailable for name in held)
     return (
         f"{groups}, and a LeaderWorkerSet gives up its last groups first, of which a ready one is needed: mend what is "
-        f"not ready, or set rollout.maxUnavailable to {now + more} (it stands for {now} now)"
+        f"not ready, or set rollout.maxUnavailable to {unavailable}"
     )

@@ -6,7 +6,7 @@ Another owner's object that has the name of a child of ours is found when we try
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from pdcluster_operator.core.manifests.pool import ROUTER
@@ -88,11 +88,12 @@ def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
         )
 
 
-def _ready_groups(kind: Kind, leaders: Iterable[PodView]) -> tuple[int, ...] | None:
+def _ready_groups(kind: Kind, leaders: Collection[PodView]) -> tuple[int, ...] | None:
     """Indexes of the ready groups; None: it is a Deployment, or groups do not tell each its own index."""
-    groups = [pod.group for pod in leaders if pod.is_ready]
-    known = sorted({group for group in groups if group is not None})
-    return tuple(known) if kind == LEADER_WORKER_SET and len(known) == len(groups) else None
+    groups = {pod.group: pod.is_ready for pod in leaders if pod.is_live}
+    is_told = None not in groups and len(groups) == sum(pod.is_live for pod in leaders)
+    ready = sorted(group for group, is_ready in groups.items() if is_ready and group is not None)
+    return tuple(ready) if kind == LEADER_WORKER_SET and is_told else None
 
 
 def _services(picture: Picture) -> Iterable[SeenService]:

@@ -145,6 +145,8 @@ def _verified(facts: Facts, before: Status | None) -> str:
     Status keeps a proof, so a new leader need not ask again. The proof of this target ends if a request fails or its
     engines go. The proof of another target is kept, for a rollback to engines that are still there.
     """
+    if facts.is_stopped and not facts.refusal:
+        return ""  # No engine of any target outlives a stop.
     if facts.verification is Verification.PASSED and not facts.is_proof_void:
         return facts.target
     remembered = before.verified if before else ""

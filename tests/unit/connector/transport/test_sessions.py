@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -131,6 +132,25 @@ def test_a_session_that_closes_in_time_leaves_nobody_who_waits_for_it() -> None:
         assert not close_within(make_stuck(), PATIENCE_S)
         assert until(lambda: "pdcluster-close" not in [thread.name for thread in threading.enumerate()])
         assert heard == [signal.SIGTERM], "of the stuck one"
+
+
+def test_a_session_that_nothing_waits_for_may_take_for_ever_and_nobody_watches_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threading.Thread, "start", None)  # None is started.
+    assert close_within(FakeNetwork().join(), math.inf)
+
+
+def test_a_session_that_was_opened_and_not_taken_is_closed_within_the_limit_too() -> None:
+    slow, has_ended = make_slow(FakeNetwork()), threading.Event()
+    opening = Opening(Sessions(lambda: slow), has_ended.set)
+    assert has_ended.wait(PATIENCE_S)
+    with shutdown_signals() as heard:
+        closing = threading.Thread(target=lambda: opening.close(0.0, 0.1))
+        closing.start()
+        assert until(lambda: heard == [signal.SIGTERM])
+        slow.may_close.set()
+        closing.join(PATIENCE_S)
 
 
 def test_where_no_thread_can_be_started_a_session_is_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,10 @@ from pdcluster_operator.core.rollout.steps import next_step
 from pdcluster_protocol.labels import Role
 
 
-def told(groups: str, unavailable: int, now: int = 0) -> str:
+def told(groups: str, unavailable: int) -> str:
     return (
         f"group {groups} of decode-A-t is not ready, and a LeaderWorkerSet gives up its last groups first, of which a "
-        f"ready one is needed: mend what is not ready, or set rollout.maxUnavailable to {unavailable} (it stands for "
-        f"{now} now)"
+        f"ready one is needed: mend what is not ready, or set rollout.maxUnavailable to {unavailable}"
     )
 
 

@@ -66,7 +66,7 @@ def test_groups_tell_which_of_them_are_ready_or_else_count_as_those_of_a_deploym
     assert ready_groups() == ()
     assert ready_groups(of_group("a", "0"), pod("b", leads=True)) is None, "one has no index"
     assert ready_groups(of_group("a", "x")) is None
-    assert ready_groups(of_group("a", "0"), of_group("b", "0")) is None, "podOverrides has set it"
+    assert ready_groups(of_group("a", "0"), of_group("b", "0", is_ready=False)) is None, "podOverrides has set it"
 
 
 def test_a_target_is_proven_by_its_own_pods_alone() -> None:

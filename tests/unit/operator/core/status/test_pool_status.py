@@ -9,7 +9,7 @@ import pytest
 
 from operator_cases.statuses import ALL_READY, FAILED_STATUS, FIRST, HALF_WAY, NEXT, WELL, WELL_STATUS
 from pdcluster_operator.core.rollout.fleet import RoleFleet, Workload
-from pdcluster_operator.core.status.conditions import Counts, Status, Truth, Type, counts_of
+from pdcluster_operator.core.status.conditions import Counts, Reason, Status, Truth, Type, counts_of
 from pdcluster_operator.core.status.pool_status import Facts, Problems, Verification, reduce_status
 from pdcluster_operator.core.status.status_events import EventKind, KubernetesEvent, events_between
 
@@ -341,3 +341,10 @@ def message_of(status: Status) -> str:
     progressing = status.condition(Type.PROGRESSING)
     assert progressing is not None
     return progressing.message
+
+
+def test_a_pool_that_was_stopped_and_changed_at_once_starts_as_if_for_the_first_time() -> None:
+    stopped = reduce_status(replace(NEXT, prefill=Counts(), decode=Counts(), is_target_empty=True), WELL_STATUS, now=1)
+    assert stopped.verified == "", "no engine of what was proven is left"
+    starts = replace(NEXT, prefill=GONE, decode=GONE)
+    assert reduce_status(starts, stopped, now=2).reason(Type.DEGRADED) is Reason.AS_WANTED

@@ -33,8 +33,9 @@ class Credentials(Protocol):
         """
         ...
 
-    async def renew(self) -> bool:
-        """Get newer credentials after a 401. Returns whether there is another header to try.
+    async def renew(self, sent: str) -> bool:
+        """Get newer credentials after a 401. ``sent``: the header that was refused. Returns whether there is another
+        header to try: another request's 401 may have brought it already.
 
         Raises:
             Unavailable: The source of the credentials gave none.
@@ -81,6 +82,13 @@ class AuthoritiesError(ConfigError, OSError):
         )
 
 
+class ClientCertificateError(ConfigError, OSError):
+    """A client certificate or its key cannot be used."""
+
+    def __str__(self) -> str:
+        return f"the client certificate's key {self.filename} cannot be used ({self.strerror})"
+
+
 @dataclass(frozen=True, slots=True)
 class KubeAccess:
     """The access that a pod has, or that flags name."""
@@ -122,7 +130,7 @@ class TokenFile:
             self._header, self._changed_ns = f"Bearer {self._path.read_text().strip()}", changed_ns
         return self._header
 
-    async def renew(self) -> bool:
+    async def renew(self, sent: str) -> bool:  # noqa: ARG002 - as the protocol has it
         """Always False: the newest token has just been sent."""
         return False
 
@@ -145,6 +153,30 @@ def tls_context(ca_file: Path | None, *, is_verified: bool = True) -> ssl.SSLCon
     if not is_verified:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+def show_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
+    """Make ``context`` show a client certificate. ``key_file``: None where the key is in ``cert_file``.
+
+    Raises:
+        ClientCertificateError: A file cannot be read, the two do not fit, or the key is encrypted.
+    """
+    key = key_file or cert_file
+    try:
+        context.load_cert_chain(cert_file, key_file, password=lambda: _refuse_encrypted(key))
+    except ClientCertificateError:
+        raise
+    except ssl.SSLError as error:
+        why = f"it holds no key in PEM form that fits the certificate {cert_file}"
+        raise ClientCertificateError(errno.EINVAL, why, key) from error
+    except OSError as error:
+        raise ClientCertificateError(error.errno, f"{error.strerror}; its certificate is {cert_file}", key) from error
+
+
+def _refuse_encrypted(key: str) -> bytes:
+    """Raises always. Otherwise OpenSSL would ask for the password at our terminal, and the event loop would wait."""
+    cure = f"it is encrypted: decrypt it with `openssl pkey -in {key} -out FILE`, and name FILE as client-key"
+    raise ClientCertificateError(errno.EINVAL, cure, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +207,18 @@ def read_pod(environ: Mapping[str, str], service_account: Path = SERVICE_ACCOUNT
         kube_token_file=token_file if token_file.is_file() else None,
         namespace=namespace_file.read_text().strip() if namespace_file.is_file() else None,
     )
+
+
+def checked_header(header: str) -> str:
+    """``header`` without blanks at its ends, such as the final line break of a token's file.
+
+    Raises:
+        ValueError: It has a character that no HTTP header may have.
+    """
+    clean = header.strip()
+    if not clean.isprintable():
+        raise ValueError("its token has a line break or another character that no HTTP header may have: write it anew")
+    return clean
 
 
 def checked_api_url(url: str) -> str:

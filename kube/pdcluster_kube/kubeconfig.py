@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pdcluster_kube.access import tls_context
+from pdcluster_kube.access import show_certificate, tls_context
 from pdcluster_protocol.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Kubeconfig:
             return None
         context = tls_context(loaded.ca_file, is_verified=loaded.is_verified)
         if loaded.cert_file:
-            context.load_cert_chain(loaded.cert_file, loaded.key_file)
+            show_certificate(context, loaded.cert_file, loaded.key_file)
         return context
 
     def credentials(self) -> Kubeconfig:
@@ -69,25 +69,24 @@ class Kubeconfig:
     def header(self) -> str:
         return self._loaded.header
 
-    async def renew(self) -> bool:
+    async def renew(self, sent: str) -> bool:
         """Read the kubeconfig anew and run its exec plugin again, for a token may have run out. Returns whether there
-        is a new header.
+        is another header than ``sent``.
 
         A plugin's new client certificate is used only by sessions that are opened later.
 
         Raises:
             Unavailable: The kubeconfig, or its plugin, gives no credentials any more.
         """
-        before = self._loaded.header
         async with self._renewing:
-            if self._loaded.header == before and time.monotonic() - self._renewed_at >= RENEW_PAUSE_S:
+            if self._loaded.header == sent and time.monotonic() - self._renewed_at >= RENEW_PAUSE_S:
                 try:
                     self._loaded = await _load(self._path, self._context, self._timeout_s)
                 except ConfigError as error:
                     raise Unavailable(str(error)) from error
                 finally:
                     self._renewed_at = time.monotonic()
-        return self._loaded.header != before
+        return self._loaded.header != sent
 
 
 def has_kubeconfig() -> bool:

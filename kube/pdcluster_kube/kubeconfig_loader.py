@@ -1,7 +1,7 @@
 """Reads a kubeconfig with the official client (``kubernetes.aio.config``, 37), whose import takes 0.5 s and 26 MiB.
 
-This file differs from the client in two things. It runs an exec plugin itself and kills the plugin at its deadline: the
-client only logs a failure and leaves the plugin behind. And it refuses users with an ``auth-provider``: without
+This file differs from the client in two things. An exec plugin is run by ``exec_plugin.py``: the client only logs a
+failure and leaves a plugin that hangs behind. And it refuses users with an ``auth-provider``: without
 authority data in the kubeconfig, the client renews their token from a server that it does not verify (37.0.2,
 ``aio/config/openid.py``).
 """
@@ -9,23 +9,19 @@ authority data in the kubeconfig, the client renews their token from a server th
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 from base64 import b64encode
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import yaml
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.config import ConfigException
 from kubernetes.aio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
-from pdcluster_kube.access import checked_api_url
+from pdcluster_kube.access import checked_api_url, checked_header
+from pdcluster_kube.exec_plugin import run_plugin
+from pdcluster_kube.proxies import proxy_to
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -69,16 +65,17 @@ async def _load(path: str, context: str | None) -> Loaded:
     _require_context(config.value if config else None, context)
     loader = _Loader(config, active_context=context, config_base_path=None)
     await loader.load_and_set(configuration)
+    url = checked_api_url(configuration.host)
     return Loaded(
-        url=checked_api_url(configuration.host),
+        url=url,
         namespace=loader.current_context["context"].get("namespace") or "default",
-        header=configuration.api_key.get("BearerToken", ""),
+        header=checked_header(configuration.api_key.get("BearerToken", "")),
         ca_file=Path(configuration.ssl_ca_cert) if configuration.ssl_ca_cert else None,
         cert_file=configuration.cert_file,
         key_file=configuration.key_file,
         is_verified=configuration.verify_ssl,
         server_name=configuration.tls_server_name or None,
-        proxy=configuration.proxy or _proxy_of(configuration.host),
+        proxy=proxy_to(url, configuration.proxy),
     )
 
 
@@ -105,7 +102,7 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no type
     async def load_from_exec_plugin(self) -> bool:
         """Run the exec plugin, and put its token or certificate where the client looks for it. Returns True."""
         plugin = self._user["exec"].value
-        status = await _run_plugin(plugin)
+        status = await run_plugin(plugin)
         if token := status.get("token"):
             self.token = f"Bearer {token}"
         elif "clientCertificateData" in status and "clientKeyData" in status:
@@ -116,58 +113,5 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]  # the client has no type
         return True
 
 
-async def _run_plugin(plugin: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``status`` that an exec plugin prints. Waits for the plugin, and kills it if the wait is cancelled.
-
-    Source of truth: Kubernetes' page "Authenticating", "client-go credential plugins".
-    """
-    command, version = str(plugin["command"]), plugin["apiVersion"]
-    process = await _start(command, plugin)
-    try:
-        told, complaint = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    if process.returncode:
-        said = (complaint or b"").decode("utf-8", "replace").strip()
-        raise ValueError(f"its exec plugin {command} ended with status {process.returncode}: {said}")
-    return _status_of(command, version, told)
-
-
-async def _start(command: str, plugin: Mapping[str, Any]) -> asyncio.subprocess.Process:
-    is_interactive = sys.stdin.isatty() and sys.stderr.isatty()
-    spec = {"interactive": is_interactive}
-    info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": spec}
-    own = {one["name"]: one["value"] for one in plugin.get("env") or ()}
-    try:
-        return await asyncio.create_subprocess_exec(
-            command,
-            *(plugin.get("args") or ()),
-            env={**os.environ, **own, "KUBERNETES_EXEC_INFO": json.dumps(info)},
-            stdin=None if is_interactive else asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=None if is_interactive else asyncio.subprocess.PIPE,
-        )
-    except OSError as error:
-        raise ValueError(f"its exec plugin {command} cannot be run: {error.strerror}") from error
-
-
-def _status_of(command: str, version: str, told: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(told)
-    except ValueError as error:
-        raise ValueError(f"its exec plugin {command} printed no ExecCredential: {error}") from error
-    status = answer.get("status") if isinstance(answer, dict) else None
-    if not isinstance(status, dict) or answer.get("apiVersion") != version:
-        raise ValueError(f"its exec plugin {command} printed no ExecCredential of {version} with a status")
-    return status
-
-
 def _base64(text: str) -> str:
     return b64encode(text.encode()).decode()
-
-
-def _proxy_of(url: str) -> str | None:
-    """The proxy that kubectl would use for a URL, by ``HTTPS_PROXY`` and ``NO_PROXY``; None: no proxy."""
-    parts = urlsplit(url)
-    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)

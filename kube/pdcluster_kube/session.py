@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from pdcluster_kube.access import ApiAccess
+from pdcluster_kube.access import ApiAccess, checked_header
 from pdcluster_kube.documents import decode_document
 from pdcluster_protocol.errors import Unavailable
 
@@ -21,8 +21,8 @@ NO_LIMIT: Final = 0
 def open_session(
     access: ApiAccess, user_agent: str = "pdcluster", *, max_connections: int = MAX_CONNECTIONS
 ) -> aiohttp.ClientSession:
-    """A new session. The caller closes it, and sets the timeout of each call. If a token cannot be read, the request
-    raises a ``ClientConnectionError``.
+    """A new session. The caller closes it, and sets the timeout of each call. If a token cannot be read or sent, the
+    request raises a ``ClientConnectionError``.
 
     Raises:
         OSError: The file of the authorities, or of a client certificate, cannot be read.
@@ -32,11 +32,11 @@ def open_session(
     async def say_who(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
         request.server_hostname = access.server_name
         with _as_errors_of_aiohttp():
-            _set(request, credentials.header())
+            sent = _set(request, credentials.header())
         response = await send(request)
         if response.status == 401:
             with _as_errors_of_aiohttp():
-                if not await credentials.renew():
+                if not await credentials.renew(sent):
                     return response
                 _set(request, credentials.header())
             response.release()
@@ -60,9 +60,15 @@ class _ParsedAnswer(aiohttp.ClientResponse):
         return await super().json(encoding=encoding, loads=loads, content_type=content_type)
 
 
-def _set(request: aiohttp.ClientRequest, header: str) -> None:
+def _set(request: aiohttp.ClientRequest, header: str) -> str:
+    """Returns the header.
+
+    Raises:
+        ValueError: It has a character that no HTTP header may have. aiohttp's own words would blame the answer.
+    """
     if header:
-        request.headers["Authorization"] = header
+        request.headers["Authorization"] = checked_header(header)
+    return header
 
 
 @contextmanager
@@ -72,5 +78,5 @@ def _as_errors_of_aiohttp() -> Iterator[None]:
         yield
     except OSError as error:
         raise aiohttp.ClientConnectionError(f"{error.filename}: {error.strerror}") from error
-    except Unavailable as error:
+    except (Unavailable, ValueError) as error:
         raise aiohttp.ClientConnectionError(str(error)) from error

@@ -260,7 +260,7 @@ class HttpKube:
             return _read_answer(call, status, raw, response.headers)
         except TimeoutError as error:
             raise ApiUnavailable(f"{call.what}: no answer in time") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ApiUnavailable(f"{call.what}: {error}") from error
         finally:
             self._on_answer(call, status)

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import ssl
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from fakes.api_server import ApiServer, Fault
 from fakes.router import until
 from integration.authorities import api_behind, make_authority
+from pdcluster_kube.access import ClientCertificateError, KubeAccess
 from pdcluster_kube.kubeconfig import read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_kube.session import open_session
+from pdcluster_operator.errors import ApiUnavailable
 from pdcluster_operator.http_kube import HttpKube
 from pdcluster_protocol.errors import ConfigError, Unavailable
 
@@ -155,6 +161,59 @@ async def test_a_write_is_sent_again_whole_with_the_renewed_token(tmp_path: Path
     assert first.body == second.body == MANIFEST
 
 
+async def test_a_request_whose_401_comes_after_anothers_renewal_is_sent_again(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("first")
+    config = await read_kubeconfig(write(tmp_path, {"server": "https://api"}, plugin(tmp_path, tells(token_file))))
+    sent = config.header()
+    token_file.write_text("second")
+    assert [await config.renew(sent), await config.renew(sent)] == [True, True]
+    assert config.header() == "Bearer second"
+    assert not await config.renew("Bearer second")
+
+
+async def test_the_final_line_break_of_a_tokens_file_is_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc\n")
+    api = ApiServer(token="abc")
+    await api.start()
+    try:
+        await listed(write(tmp_path, {"server": api.url}, {"tokenFile": "token"}))
+    finally:
+        await api.stop()
+
+
+async def test_a_pods_token_with_a_line_break_within_is_blamed_and_not_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a\nb")
+    access = KubeAccess("http://127.0.0.1:9", token_file=tmp_path / "token")
+    with pytest.raises(Unavailable, match="its token has a line break"):
+        await KubeReader(access, timeout_s=30).read(LIST)
+    async with open_session(access) as session:
+        with pytest.raises(ApiUnavailable, match="its token has a line break"):
+            await HttpKube(session, access.url, timeout_s=0.1, fence=None).create(MANIFEST)
+
+
+async def test_an_encrypted_key_is_refused_without_asking_for_its_password(tmp_path: Path) -> None:
+    certificate, _ = make_authority(tmp_path, "client")
+    key = load_pem_private_key((tmp_path / "client.key").read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    (tmp_path / "locked.key").write_bytes(pem)
+    user = {"client-certificate": certificate.name, "client-key": "locked.key"}
+    with pytest.raises(Unavailable, match=r"locked.key: it is encrypted: decrypt it with `openssl pkey -in"):
+        await listed(write(tmp_path, {"server": "https://127.0.0.1:9"}, user))
+
+
+@pytest.mark.parametrize("user", [{}, {"client-key": "other.key"}, {"client-key": "config"}])
+async def test_a_client_certificate_that_has_no_key_is_named(tmp_path: Path, user: dict[str, str]) -> None:
+    certificate, _ = make_authority(tmp_path, "client")
+    make_authority(tmp_path, "other")
+    config = await read_kubeconfig(
+        write(tmp_path, {"server": "https://a"}, {"client-certificate": "client.crt", **user})
+    )
+    with pytest.raises(ClientCertificateError, match=f"it holds no key in PEM form that fits .* {certificate}"):
+        config.tls()
+
+
 async def test_a_certificate_of_a_plugin_is_shown(tmp_path: Path) -> None:
     ca_file, context = make_authority(tmp_path, "server")
     client_file, _ = make_authority(tmp_path, "client")
@@ -190,6 +249,44 @@ async def test_a_plugin_that_hangs_is_ended(tmp_path: Path) -> None:
         await read_kubeconfig(path, timeout_s=1)
     pid = int((tmp_path / "pid").read_text())
     await until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+async def test_what_a_plugin_that_hangs_has_started_is_ended_too(tmp_path: Path) -> None:
+    path = write(tmp_path, {"server": "https://api"}, plugin(tmp_path, f"sleep 600 & echo $! > {tmp_path}/pid; wait"))
+    with pytest.raises(ConfigError, match="its exec plugin gave nothing within 1 s"):
+        await read_kubeconfig(path, timeout_s=1)
+    pid = int((tmp_path / "pid").read_text())
+    await until(lambda: not is_running(pid))
+
+
+async def test_a_helper_that_holds_a_plugins_output_open_does_not_hold_the_token(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("t")
+    user = plugin(tmp_path, f"sleep 600 & echo $! > {tmp_path}/pid; {tells(tmp_path / 'token')}")
+    try:
+        config = await read_kubeconfig(write(tmp_path, {"server": "https://api"}, user), timeout_s=60)
+        assert config.header() == "Bearer t"
+        assert is_running(int((tmp_path / "pid").read_text())), "kubectl leaves helpers too"
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+async def test_a_plugin_that_writes_without_end_is_ended_and_named(tmp_path: Path, stream: str) -> None:
+    path = write(
+        tmp_path, {"server": "https://api"}, plugin(tmp_path, f"echo $$ > {tmp_path}/pid; exec yes >&{stream}")
+    )
+    with pytest.raises(ConfigError, match=r"its exec plugin .*/plugin was ended, for it wrote more than 1048576 bytes"):
+        await read_kubeconfig(path, timeout_s=60)
+    pid = int((tmp_path / "pid").read_text())
+    await until(lambda: not is_running(pid))
+
+
+def is_running(pid: int) -> bool:
+    """A process that nobody has waited for yet has ended too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 async def test_a_plugin_that_is_not_installed_is_named(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pdcluster_kube.access import (
     KubeAccess,
     PodFacts,
     checked_api_url,
+    checked_header,
     read_pod,
     tls_context,
 )
@@ -60,6 +61,18 @@ def test_what_is_no_url_of_an_api_server_is_refused(url: str) -> None:
 def test_a_token_is_never_sent_in_the_clear() -> None:
     with pytest.raises(ValueError, match="would send the token in the clear"):
         checked_api_url("http://10.0.0.1:8080")
+
+
+def test_a_header_loses_the_final_line_break_of_a_tokens_file() -> None:
+    assert checked_header("Bearer abc\n") == "Bearer abc"
+    assert checked_header("") == ""
+
+
+@pytest.mark.parametrize("header", ["Bearer a\nb", "Bearer a\r\nHost: b", "Bearer \0"])
+def test_a_header_that_would_end_its_line_is_refused(header: str) -> None:
+    with pytest.raises(ValueError, match="its token has a line break") as refused:
+        checked_header(header)
+    assert header not in str(refused.value)
 
 
 def test_authorities_that_are_not_there_are_refused_by_the_files_name(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def _named_in(settings: Settings) -> list[Member]:
 
 
 def _sample_of(engine: Engine) -> EngineSample:
-    is_up = engine.is_healthy if engine.state.is_probed else None
+    is_up = engine.is_healthy if engine.state.was_ready else None  # else each one that loads weights were down
     is_ejected = engine.breaker.is_ejected
     names = (engine.role.value, engine.url, engine.revision, engine.state.value)
     return EngineSample(*names, is_up, is_ejected, engine.answered)

@@ -78,7 +78,8 @@ class Span(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """The metrics of one engine. ``is_up``: None when it is not probed any more."""
+    """The metrics of one engine. ``is_up``: None before it was ready and once it
+    terminates."""
 
     role: str
     url: str
@@ -368,7 +369,7 @@ class _Engines(Collector):
         samples = list(self._samples())
         up = GaugeMetricFamily(
             _PREFIX + "engine_up",
-            "Whether the engine answered its last probe, by role and URL",
+            "Whether an engine that was ready answered its last probe, by role and URL",
             labels=("role", "engine"),
         )
         for (role, url), is_up in {(one.role, one.url): one.is_up for one in samples if one.is_up is not None}.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -41,3 +42,21 @@ async def test_each_listener_hears_of_a_change_of_the_pool() -> None:
     services.roster.update([Member("http://p:1", Role.PREFILL)])
     assert heard == ["probes", "another"]
     await services.close()
+
+
+async def test_an_engine_that_still_loads_is_neither_up_nor_down() -> None:
+    services = make_services()
+    loading, ready = Member("http://p:3", Role.PREFILL, is_ready=False), Member("http://d:4", Role.DECODE)
+    services.roster.update([loading, ready])
+    assert engines_up(services) == {'{engine="http://d:4",role="decode"}'}
+    services.roster.update([replace(loading, is_ready=True), ready])
+    services.roster.update([loading, ready])
+    assert engines_up(services) == {'{engine="http://d:4",role="decode"}', '{engine="http://p:3",role="prefill"}'}
+    await services.close()
+
+
+def engines_up(services: Services) -> set[str]:
+    """The labels of each engine whose probe is told."""
+    lines = services.metrics.render().decode().splitlines()
+    name = "pdcluster_router_engine_up"
+    return {line.rpartition(" ")[0].removeprefix(name) for line in lines if line.startswith(name + "{")}

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 _DNS_LABEL: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_LABEL_OR_NONE: Final = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"
+_SUBDOMAIN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 _NAME_OR_NONE: Final = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
 _DURATION: Final = r"^([0-9]+(ms|s|m|h))+$"
 
@@ -20,6 +22,9 @@ Labels = dict[str, str]
 OpenObject = dict[str, Any]
 """Kubernetes' own schema, which the API server checks."""
 Name = Annotated[str, Field(max_length=63, pattern=_NAME_OR_NONE)]
+NamePart = Annotated[str, Field(max_length=63, pattern=_LABEL_OR_NONE)]
+"""Of a Service's name, so without dots."""
+SecretName = Annotated[str, Field(max_length=253, pattern=_SUBDOMAIN)]
 Namespace = Annotated[str, Field(max_length=63, pattern=_DNS_LABEL)]
 Amount = int | str
 """As Kubernetes writes a quantity: 2, 500m, 64Mi."""
@@ -51,7 +56,7 @@ class Image(ChartModel):
     """sha256:... of the image; wins over the tag. Default: none. Give it where tags may be written anew."""
     pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
     """Always, IfNotPresent or Never. Default IfNotPresent: a released tag never changes."""
-    pull_secrets: tuple[Namespace, ...] = Field(default=(), max_length=16)
+    pull_secrets: tuple[SecretName, ...] = Field(default=(), max_length=16)
     """Names of image pull secrets in the release's namespace, for the operator. Routers get theirs from
     spec.router.podOverrides of each PDCluster, for they run in other namespaces."""
 
@@ -100,8 +105,8 @@ class DisruptionBudget(ChartModel):
     """PodDisruptionBudget of the operator."""
 
     enabled: bool = False
-    """Keep one replica while nodes are drained. Default false: engines serve without the operator, and with one
-    replica a budget would hold up the drain."""
+    """Let drains of nodes take one replica at a time. Default false: engines serve without the operator. A single
+    replica, or one that is not ready, holds up no drain."""
 
 
 class NetworkPolicy(ChartModel):
@@ -152,9 +157,9 @@ class Dashboard(ChartModel):
 class Values(ChartModel):
     """Everything that may be set at installation. What one pool needs is in its PDCluster, not here."""
 
-    name_override: Name = ""
+    name_override: NamePart = ""
     """Replaces the chart's name in the names of objects."""
-    fullname_override: Name = ""
+    fullname_override: NamePart = ""
     """Replaces release and chart name in the names of objects."""
     replicas: int = Field(default=2, ge=0, le=5)
     """Operators, in [0, 5]. One leads, the others wait with warm caches. Default 2: a lost node costs some seconds

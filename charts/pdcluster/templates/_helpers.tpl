@@ -1,16 +1,26 @@
 {{- define "pdcluster.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 44 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 44 | trimAll "-" -}}
 {{- end -}}
 
-{{/* The release's name is in every object's, once. 44 characters leave room for what is put behind it. */}}
+{{/* The release's name is in every object's, once. */}}
 {{- define "pdcluster.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" -}}
+{{- include "pdcluster.label" .Values.fullnameOverride -}}
 {{- else if contains (include "pdcluster.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 44 | trimSuffix "-" -}}
+{{- include "pdcluster.label" .Release.Name -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "pdcluster.name" .) | trunc 44 | trimSuffix "-" -}}
+{{- include "pdcluster.label" (printf "%s-%s" .Release.Name (include "pdcluster.name" .)) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* A name that a Service may have (DNS-1035): without dots, a letter first, no dash last. 44 characters leave room for
+     what is put behind it. */}}
+{{- define "pdcluster.label" -}}
+{{- $name := . | replace "." "-" -}}
+{{- if regexMatch "^[0-9]" $name -}}
+{{- $name = printf "pd-%s" $name -}}
+{{- end -}}
+{{- $name | trunc 44 | trimAll "-" -}}
 {{- end -}}
 
 {{/* The operator's own objects, and its Lease. */}}

@@ -82,7 +82,11 @@ class TestRunning:
 
     def test_a_budget_never_keeps_a_node_for_ever(self) -> None:
         (budget,) = of_kind("everything on", "PodDisruptionBudget")
-        assert budget["spec"] == {"maxUnavailable": 1, "selector": operator("everything on")["selector"]}
+        assert budget["spec"] == {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": operator("everything on")["selector"],
+        }
 
 
 class TestReach:

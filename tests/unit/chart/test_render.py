@@ -223,6 +223,26 @@ def test_no_name_is_too_long_whatever_the_release_is_called(release: str) -> Non
             assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name)
 
 
+@pytest.mark.parametrize(
+    ("release", "values"),
+    [
+        ("1pd", {}),
+        ("1pd", {"fullnameOverride": "1pd"}),
+        ("team.pd", {}),
+        ("r" * 43 + "-" + "r" * 9, {}),
+        ("x", {"fullnameOverride": "a" * 42 + "--bcd"}),
+        ("1" * 53, {}),
+        ("x", {"nameOverride": "a" * 40 + "------b"}),
+    ],
+)
+def test_every_name_is_one_that_a_service_may_have(release: str, values: dict[str, Any]) -> None:
+    for found in objects_of({**EVERYTHING, **values}, name=release, namespace=NAMESPACE):
+        if found["kind"] != "CustomResourceDefinition":
+            assert re.fullmatch(r"[a-z]([-a-z0-9]{,61}[a-z0-9])?", found["metadata"]["name"])
+            kind_of_name = found["metadata"]["labels"]["app.kubernetes.io/name"]
+            assert re.fullmatch(r"[a-z]([-a-z0-9.]*[a-z0-9])?", kind_of_name)
+
+
 @pytest.mark.parametrize("name", ["123", "true", "null", "1e3", "0x1f", "2026-11-22"])
 def test_a_name_that_looks_like_something_else_stays_a_name(name: str) -> None:
     values = {

@@ -19,6 +19,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a namespace that cannot be one", {"namespaces": ["Team_A"]}, "/namespaces/0"),
     ("a namespace twice", {"namespaces": ["a", "a"]}, "/namespaces"),
     ("a digest that is cut off", {"image": {"digest": "sha256:abc"}}, "/image/digest"),
+    ("a name with a dot, which no Service may have", {"fullnameOverride": "team.pd"}, "/fullnameOverride"),
+    ("a part of a name with a dot", {"nameOverride": "team.pd"}, "/nameOverride"),
+    ("a pull secret that cannot be one", {"image": {"pullSecrets": ["Registry"]}}, "/image/pullSecrets/0"),
     ("a tag with a digest in it", {"image": {"tag": "1@sha256:abc"}}, "/image/tag"),
     ("an unknown pull policy", {"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
     ("an interval without a unit", {"serviceMonitor": {"interval": "30"}}, "/serviceMonitor/interval"),
@@ -43,6 +46,10 @@ def test_it_is_refused_and_named(values: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_tests_render_is_not_refused(case: str) -> None:
     chart().validate_schema(CASES[case])
+
+
+def test_a_pull_secret_may_have_any_name_of_a_secret() -> None:
+    chart().validate_schema({"image": {"pullSecrets": ["registry.example.com", "r" * 253]}})
 
 
 def test_an_amount_may_be_a_number_or_text() -> None:

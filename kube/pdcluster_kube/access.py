@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -62,7 +63,7 @@ class ApiAccess(Protocol):
         ...
 
     def tls(self) -> ssl.SSLContext | None:
-        """TLS settings, read anew from their files; None: plain HTTP.
+        """TLS settings, read anew from their files; None: plain HTTP. A pod's follow its file of authorities.
 
         Raises:
             OSError: A file cannot be read, or holds no certificate.
@@ -80,6 +81,47 @@ class AuthoritiesError(ConfigError, OSError):
             f"the API server's authorities {self.filename} cannot be used ({self.strerror}): name a file of "
             "certificates in PEM form"
         )
+
+
+class RenewedContext(ssl.SSLContext):
+    """TLS settings of a client that outlives its authorities: each new connection trusts those that the file has now.
+
+    The file is read again when its mtime has changed. A file that cannot be used changes nothing: a usable one may come
+    later. asyncio starts every connection by ``wrap_bio``. Event loop only.
+    """
+
+    _ca_file: Path
+    _changed_ns: int
+    _newest: ssl.SSLContext
+
+    @classmethod
+    def of(cls, ca_file: Path) -> RenewedContext:
+        """Settings that trust the file.
+
+        Raises:
+            AuthoritiesError: The file cannot be read, or holds no certificate.
+        """
+        made = cls(ssl.PROTOCOL_TLS_CLIENT)
+        made._ca_file, made._changed_ns, made._newest = ca_file, _mtime_ns(ca_file), tls_context(ca_file)
+        return made
+
+    def wrap_bio(
+        self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, server_side: bool = False,
+        server_hostname: str | bytes | None = None, session: ssl.SSLSession | None = None,
+    ) -> ssl.SSLObject:  # fmt: skip
+        changed_ns = _mtime_ns(self._ca_file)
+        if changed_ns != self._changed_ns:
+            with suppress(AuthoritiesError):
+                self._newest, self._changed_ns = tls_context(self._ca_file), changed_ns
+        return self._newest.wrap_bio(incoming, outgoing, server_side, server_hostname, session)
+
+
+def _mtime_ns(file: Path) -> int:
+    """0 if the file is not there, or may not be asked."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 class ClientCertificateError(ConfigError, OSError):
@@ -108,7 +150,9 @@ class KubeAccess:
         return None
 
     def tls(self) -> ssl.SSLContext | None:
-        return tls_context(self.ca_file) if urlsplit(self.url).scheme == "https" else None
+        if urlsplit(self.url).scheme != "https":
+            return None
+        return RenewedContext.of(self.ca_file) if self.ca_file else tls_context(None)
 
     def credentials(self) -> Credentials:
         return TokenFile(self.token_file)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pdcluster_protocol.errors import ConfigError
 
@@ -272,8 +272,20 @@ def checked_api_url(url: str) -> str:
         ValueError: ``url`` is no URL of an API server, or a token would go unencrypted to another machine.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"{url!r} is not a URL like https://HOST:PORT")
+    if not _is_api_url(parts):
+        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
+        raise ValueError(f"{shown!r} is not a URL like https://HOST:PORT")
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         raise ValueError(f"{url!r} would send the token in the clear: use https, or kubectl proxy on 127.0.0.1")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def _is_api_url(parts: SplitResult) -> bool:
+    """Whether these are a scheme, a host, perhaps a port and a path, and nothing else."""
+    try:
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    is_plain = "@" not in parts.netloc and parts.geturl().isprintable() and " " not in parts.geturl()
+    is_whole = parts.scheme in ("http", "https") and bool(parts.hostname)
+    return has_port and is_plain and is_whole and not parts.query and not parts.fragment

@@ -126,6 +126,8 @@ class HttpKube:
             token = page.get("metadata", {}).get("continue")
             if not token:
                 return found
+            if token == query.get("continue"):
+                raise ApiUnavailable(f"GET {kind.path(namespace)}: the next page of the list is the same one again")
             query = {**query, "continue": token}
 
     async def serves(self, kind: Kind) -> bool:

@@ -245,6 +245,22 @@ async def test_a_cut_of_a_watch_that_lived_long_is_the_first_failure_in_a_row(
         assert it.failures[0].num_in_a_row == num_in_a_row
 
 
+async def test_watches_that_are_cut_after_their_first_news_are_failures_in_a_row() -> None:
+    async with following(api_with("10.0.0.1")) as it:
+        await cut_after_news(it, "10.0.0.2")
+        await cut_after_news(it, "10.0.0.3")
+        assert [failure.num_in_a_row for failure in it.failures] == [1, 2]
+
+
+async def cut_after_news(it: Following, host: str) -> None:
+    num_failures = it.num_failures
+    await until(lambda: it.discovery.is_current)
+    put(it.api, host)
+    await until(lambda: f"http://{host}:8000" in it.urls)
+    it.api.cut_watches()
+    await until(lambda: it.num_failures > num_failures)
+
+
 async def test_a_version_that_is_too_old_means_another_list() -> None:
     async with following(api_with("10.0.0.1"), watch_timeout_s=1) as it:
         await until(lambda: it.api.num_watches == 1)

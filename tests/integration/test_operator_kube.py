@@ -33,6 +33,15 @@ def every(_: Asked) -> bool:
     return True
 
 
+async def test_a_list_whose_next_page_is_itself_ends() -> None:
+    page = b'{"kind": "PartialObjectMetadataList", "metadata": {"continue": "same"}, "items": []}'
+    async with client() as (api, kube):
+        api.faults.append(Fault(every, page, times=9))
+        with pytest.raises(ApiUnavailable, match="the next page of the list is the same one again"):
+            await kube.list_metadata(SERVICE_ACCOUNT, "default")
+        assert len(api.asked) == 2
+
+
 @dataclass
 class Leave:
     """A fence as a test says."""

@@ -40,7 +40,8 @@ GRACE_S: Final = 5.0
 MIN_WATCH_S: Final = 0.5
 """A watch that ends sooner is a failure, even if it brought news: to ask again at once would be a storm."""
 GOOD_WATCH_S: Final = 10.0
-"""Seconds. A failure after a watch that lived longer is counted as the first in a row."""
+"""Seconds. A failure after a watch that lived longer is counted as the first in a row. News alone is no sign of a good
+watch: one that is cut after its first event would be opened again at once, for ever."""
 
 Tell = Callable[[tuple[Member, ...]], None]
 
@@ -148,7 +149,6 @@ class EngineDiscovery:
         while (line := await lines.next()) is not None:
             if self._cache.apply(line):
                 self._tell_all()
-            self._num_in_a_row = 0
 
     def _tell_all(self) -> None:
         picture = self._cache.picture

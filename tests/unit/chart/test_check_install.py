@@ -68,6 +68,14 @@ def test_it_fails_when_the_kinds_are_unknown_and_says_what_helps(tmp_path: Path)
     assert "crds.enabled=true" in done.stderr
 
 
+def test_it_blames_the_crds_only_where_the_kinds_are_unknown(tmp_path: Path) -> None:
+    with serving({**READY, **dict.fromkeys(LISTS, (403, "no"))}, []) as url:
+        done = check(url, tmp_path)
+    assert done.returncode == 1
+    assert "no list of pdclusters (HTTP Error 403" in done.stderr
+    assert "crds" not in done.stderr
+
+
 def test_it_fails_when_the_operator_is_not_ready(tmp_path: Path) -> None:
     with serving({**LISTS, "/readyz": (503, "no list yet")}, []) as url:
         done = check(url, tmp_path)

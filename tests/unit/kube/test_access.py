@@ -51,7 +51,20 @@ def test_a_url_is_kept_without_the_slash_at_its_end(url: str, kept: str) -> None
 
 
 @pytest.mark.parametrize(
-    "url", ["api:6443", "ftp://api", "https://", "https://me@api", "https://api?x=1", "https://api#x"]
+    "url",
+    [
+        "api:6443",
+        "ftp://api",
+        "https://",
+        "https://me@api",
+        "https://api?x=1",
+        "https://api#x",
+        "https://api:99999",
+        "https://api:abc",
+        "https://:secret@api",
+        "https://a b",
+        "https://api:0",
+    ],
 )
 def test_what_is_no_url_of_an_api_server_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not a URL like https://HOST:PORT"):

@@ -192,11 +192,12 @@ def _merged(a: _Sighting, b: _Sighting) -> _Sighting:
 
 
 def _one_for_each_pod(sightings: Iterable[_Sighting]) -> list[Member]:
-    """A pod with addresses of two families is in slices of both, and still one engine."""
+    """A pod with addresses of two families is in slices of both, and still one engine. Of two addresses of one family,
+    as after its sandbox was made anew, that of the newer slice counts."""
     best: dict[str, _Sighting] = {}
-    for sighting in sorted(sightings, key=lambda sighting: (sighting.preference, sighting.member.url)):
+    for sighting in sorted(sightings, key=lambda it: (it.preference, -it.version, it.member.url)):
         best.setdefault(sighting.member.uid or sighting.member.url, sighting)
-    return [sighting.member for sighting in best.values()]
+    return [it.member for it in sorted(best.values(), key=lambda it: (it.preference, it.member.url))]
 
 
 def _number(resource_version: str) -> int:

@@ -87,6 +87,15 @@ def test_a_pod_with_both_families_is_one_engine() -> None:
     assert list(states(picture(*slices))) == list(states(picture(*reversed(slices)))) == ["http://10.0.0.1:8000"]
 
 
+def test_of_two_addresses_of_one_pod_and_family_the_newer_slices_wins() -> None:
+    found = picture(
+        slice_of("c", "decode", endpoint("10.0.0.3", "u0")),
+        slice_of("a", "decode", endpoint("10.0.0.1", "u1")),
+        slice_of("b", "decode", endpoint("10.0.0.2", "u1")),
+    )
+    assert [member.url for member in found.members] == ["http://10.0.0.2:8000", "http://10.0.0.3:8000"]
+
+
 def test_the_first_address_stands_for_all_of_an_endpoint() -> None:
     many = {"addresses": ["10.0.0.1", "10.0.0.2"], "conditions": {}}
     assert list(states(picture(slice_of("a", "decode", many)))) == ["http://10.0.0.1:8000"]

@@ -8,6 +8,8 @@ back. So blocks in use show pushes and reservations under way; no other metric d
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +18,11 @@ _WAITING: Final = "vllm:num_requests_waiting"
 _KV_SHARE: Final = "vllm:kv_cache_usage_perc"
 _ENDED: Final = "vllm:request_success_total"
 """Requests that have ended, in any way. vLLM does not show it before the first."""
+_LABELS: Final = r"\{(?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*\}"
+_SAMPLE: Final = re.compile(
+    rf"\s*(?P<name>{_RUNNING}|{_WAITING}|{_KV_SHARE}|{_ENDED})(?![\w:])(?:\s*{_LABELS})?\s*(?P<value>\S*)"
+)
+"""A line of one of our metrics: its name, labels, value, and perhaps a timestamp. A cut line has no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +45,26 @@ class Work:
 
 
 def parse_work(text: str) -> Work | None:
-    """The work that metrics in Prometheus' text format show; None: they say nothing of requests."""
+    """The work that metrics in Prometheus' text format show; None: they say nothing of requests, or no number."""
     sums: dict[str, float] = {}
     for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in (_RUNNING, _WAITING, _KV_SHARE, _ENDED):
-            sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+        if (found := _SAMPLE.match(line)) is not None:
+            value = _number(found["value"])
+            if value is None:
+                return None
+            sums[found["name"]] = sums.get(found["name"], 0.0) + value
     if not {_RUNNING, _WAITING, _KV_SHARE} <= sums.keys():
         return None
     return Work(int(sums[_RUNNING]), int(sums[_WAITING]), sums[_KV_SHARE], int(sums.get(_ENDED, 0)))
+
+
+def _number(text: str) -> float | None:
+    """The finite number of 0 or more that ``text`` is; None: it is none. Prometheus also has ``NaN`` and ``+Inf``."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < math.inf else None
 
 
 class IdleWatch:

@@ -7,12 +7,15 @@ hand, because to load a library for a probe every few seconds would cost more th
 from __future__ import annotations
 
 import socket
-import time
 from typing import Final
+
+from pdcluster_cli.pod.sockets import connect, left_s
 
 GREETING_BYTES: Final = 64
 MAX_FRAME_BYTES: Final = 64 << 10
 """A longer frame is no answer to our question."""
+MAX_COMMANDS: Final = 16
+"""Command frames before the answer. libzmq sends one, which ends the handshake."""
 
 _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 _GREETING: Final = _SIGNATURE + b"\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
@@ -32,16 +35,17 @@ def ask_router(host: str, port: int, message: bytes, *, deadline: float) -> byte
         OSError: No connection, or it was cut; a TimeoutError after the deadline.
         NotZmtp: Another protocol answers there.
     """
-    with socket.create_connection((host, port), timeout=_left_s(deadline)) as connection:
+    with connect(host, port, deadline) as connection:
         connection.sendall(_GREETING)
         greeting = _read(connection, GREETING_BYTES, deadline)
         if greeting[:1] != _SIGNATURE[:1] or greeting[9:10] != _SIGNATURE[9:] or greeting[10] < 3:
             raise NotZmtp("it does not greet as ZeroMQ 3 or newer does")
         connection.sendall(_frame(_COMMAND, _READY) + _frame(0, message))
-        while True:
+        for _ in range(MAX_COMMANDS + 1):
             flags, body = _read_frame(connection, deadline)
             if not flags & _COMMAND:
                 return body
+        raise NotZmtp(f"it sent more than {MAX_COMMANDS} commands before an answer")
 
 
 def _property(name: bytes, value: bytes) -> bytes:
@@ -66,14 +70,9 @@ def _read_frame(connection: socket.socket, deadline: float) -> tuple[int, bytes]
 def _read(connection: socket.socket, num_bytes: int, deadline: float) -> bytes:
     whole = b""
     while len(whole) < num_bytes:
-        connection.settimeout(_left_s(deadline))
+        connection.settimeout(left_s(deadline))
         part = connection.recv(num_bytes - len(whole))
         if not part:
             raise ConnectionResetError("the connection was closed")
         whole += part
     return whole
-
-
-def _left_s(deadline: float) -> float:
-    """Seconds left, never 0: a socket with a timeout of 0 does not wait, and raises other errors."""
-    return max(0.001, deadline - time.monotonic())

@@ -54,6 +54,7 @@ def test_what_a_pod_runs_every_few_seconds_imports_next_to_nothing(name: str) ->
         f"pdcluster_cli.pod.{name}",
         "pdcluster_cli.pod.engine_http",
         "pdcluster_cli.pod.idleness",
+        "pdcluster_cli.pod.sockets",
         "pdcluster_cli.numbers",
         "pdcluster_cli.pod.zmtp",
         "pdcluster_cli.tls_flags",

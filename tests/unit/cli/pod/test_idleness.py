@@ -38,6 +38,22 @@ def test_without_one_of_the_gauges_nothing_is_known(gauge: str) -> None:
     assert parse_work("") is None
 
 
+def test_a_timestamp_behind_the_value_is_none_of_it() -> None:
+    lines = [f"{line} 1395066363000" if line.startswith("vllm:") else line for line in METRICS.splitlines()]
+    assert parse_work("\n".join(lines)) == parse_work(METRICS)
+
+
+@pytest.mark.parametrize("label", ['a } "quoted\\" 7', "vllm:num_requests_running 9", "\\\\"])
+def test_a_label_may_hold_any_text(label: str) -> None:
+    escaped = label.replace('"quoted', '\\"quoted')
+    assert parse_work(METRICS.replace('model_name="m"', f'model_name="{escaped}", x="y",')) == parse_work(METRICS)
+
+
+@pytest.mark.parametrize("value", [" NaN", " +Inf", " -1.0", "", " ", " many", " 0x2", '{engine="0" 2.0', '{a="b'])
+def test_a_line_without_a_number_says_that_nothing_is_known(value: str) -> None:
+    assert parse_work(f"{METRICS}vllm:num_requests_running{value}\n") is None
+
+
 @pytest.mark.parametrize("change", [{"num_running": 1}, {"num_waiting": 1}, {"kv_share": 0.0001}])
 def test_work_of_any_kind_is_work(change: dict[str, int]) -> None:
     assert NONE.is_none

@@ -1,0 +1,73 @@
+"""Opens a connection by a deadline, from the host's name on. Knows no protocol.
+
+A socket's own timeout bounds each wait anew, so a peer that sends a byte now and then is never late. Therefore
+each wait gets what is left of the deadline. The operating system's look-up of a name takes no timeout at all.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from typing import Any
+
+_SocketAddresses = list[tuple[Any, ...]]
+"""Addresses as ``socket.getaddrinfo`` gives them."""
+
+
+def left_s(deadline: float) -> float:
+    """Seconds until the deadline (monotonic), above 0.
+
+    Raises:
+        TimeoutError: The deadline has passed.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+def connect(host: str, port: int, deadline: float) -> socket.socket:
+    """A connection to the first of the host's addresses that takes one. ``deadline``: monotonic seconds.
+
+    Raises:
+        socket.gaierror: The host has no address, or the name server does not answer.
+        OSError: No address takes a connection; a TimeoutError after the deadline.
+    """
+    addresses = _addresses(host, port, deadline)
+    for num_left, (family, kind, protocol, _, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            # An address that does not answer leaves the others their share.
+            connection.settimeout(left_s(deadline) / num_left)
+            connection.connect(address)
+        except OSError:
+            connection.close()
+            if num_left == 1:
+                raise
+        else:
+            return connection
+    raise socket.gaierror(socket.EAI_NONAME, "no address")
+
+
+def _addresses(host: str, port: int, deadline: float) -> _SocketAddresses:
+    answer: queue.SimpleQueue[_SocketAddresses | Exception] = queue.SimpleQueue()
+    # Not joined: the look-up cannot be interrupted. As a daemon it does not keep the process from its end.
+    threading.Thread(target=_look_up, args=(host, port, answer), name="look-up", daemon=True).start()
+    try:
+        found = answer.get(timeout=left_s(deadline))
+    except queue.Empty:
+        raise TimeoutError(f"no name server tells the address of {host}: timed out") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def _look_up(host: str, port: int, answer: queue.SimpleQueue[_SocketAddresses | Exception]) -> None:
+    try:
+        answer.put(list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+    except UnicodeError:  # of a label that is empty or too long
+        answer.put(socket.gaierror(socket.EAI_NONAME, "no name"))
+    except OSError as error:
+        answer.put(error)

@@ -13,7 +13,24 @@ from pdcluster_cli.commands import SUBCOMMANDS, Subcommand
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: the subcommand's, or 2: modules of its extra are missing, 130: Ctrl-C, 141: stdout is closed."""
-    name, *words = _read_words(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(*_read_words(sys.argv[1:] if argv is None else argv))
+        finally:
+            # An error in the last bytes comes here, and not at Python's end. Help ends with SystemExit.
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        # The command did not handle the signal yet, so there is nothing to stop.
+        print("pdcluster: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Our reader, such as `head`, has closed stdout. Python would write to it again at its end, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(name: str, *words: str) -> int:
     subcommand = SUBCOMMANDS[name]
     try:
         own_main: Callable[[Sequence[str]], int] = import_module(subcommand.module).main
@@ -24,14 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         cure = f"pip install 'pdcluster[{subcommand.extra}]'"
         print(f"pdcluster {name}: Python has no module {error.name}: {cure}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        # The command did not handle the signal yet, so there is nothing to stop.
-        print("pdcluster: stopped", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # Our reader, such as `head`, has closed stdout. Python would write to it again at its end, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _read_words(words: Sequence[str]) -> Sequence[str]:

@@ -90,6 +90,8 @@ def main(words: Sequence[str]) -> int:
     with _signals_raise():
         try:
             return _check_and_serve(options)
+        except BrokenPipeError:  # of stdout, whose reader has enough
+            raise
         except (EngineDied, ZygoteError, ChatError, OSError) as error:
             _say(str(error))
             return 1

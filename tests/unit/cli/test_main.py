@@ -163,3 +163,46 @@ def test_ctrl_c_while_the_command_is_still_loading_is_one_line(tmp_path: Path) -
         timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "pdcluster: stopped\n")
+
+
+SERVES: Final = """
+import sys
+from pdcluster_cli.__main__ import main
+from pdcluster_cli.local import command
+def serve(_):
+    for _ in range(50): print("answer " * 9000, flush=True)
+command._check_and_serve = serve
+sys.exit(main(["local", "--once"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "is_buffered"),
+    [
+        (["-c", SERVES], True),
+        (["-c", SERVES], False),
+        (["-m", "pdcluster_cli", "doctor"], True),
+        (["-m", "pdcluster_cli", "doctor"], False),
+        (["-m", "pdcluster_cli", "--help"], True),  # Without a buffer argparse keeps the error to itself.
+        (["-m", "pdcluster_cli", "drain", "--help"], True),
+    ],
+    ids=["local", "local-unbuffered", "doctor", "doctor-unbuffered", "help", "drain"],
+)
+def test_a_reader_that_has_enough_ends_the_command_with_status_141(words: list[str], is_buffered: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    env |= {} if is_buffered else {"PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], env=env, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=PATIENCE_S
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_stdout_that_was_never_open_is_no_fault() -> None:
+    command = [sys.executable, "-m", "pdcluster_cli", "drain", "--help"]
+    script = 'exec "$@" >&-'
+    done = subprocess.run(["sh", "-c", script, "sh", *command], stderr=subprocess.PIPE, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr

@@ -198,6 +198,19 @@ def test_a_module_that_this_version_of_a_library_lacks_is_left_to_its_engines(tm
     assert ready is not None
 
 
+def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("msgspec", "json", "planted"):
+        (here / f"{name}.py").write_text("raise RuntimeError('run from the current folder')")
+    monkeypatch.chdir(here)
+    with Zygote(["json"], env={}, log_path=tmp_path / "zygote.log") as zygote:
+        assert zygote.wait_ready(PATIENCE_S) is not None
+        spec = EngineSpec("one", "planted", (), {}, tmp_path / "one.log")
+        assert zygote.start_engine(spec).wait(PATIENCE_S) == 1
+    assert "No module named planted" in (tmp_path / "one.log").read_text()
+
+
 def test_a_module_that_is_missing_is_named(tmp_path: Path) -> None:
     log = tmp_path / "zygote.log"
     with Zygote(["no_such_module"], env={}, log_path=log) as zygote, pytest.raises(ZygoteError) as raised:

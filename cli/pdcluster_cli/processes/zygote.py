@@ -174,6 +174,7 @@ class Zygote:
         return subprocess.Popen(  # noqa: S603 - our own module, our own interpreter
             [
                 sys.executable,
+                "-P",  # else the current folder is the first on sys.path: a file there would run as one of ours
                 "-m",
                 "pdcluster_cli.processes.zygote_process",
                 str(theirs.fileno()),

@@ -154,10 +154,15 @@ def _role_options(arguments: argparse.Namespace, role: str) -> tuple[ParallelSiz
         raise ConfigError(f"--{role}-args: {error}") from error
     if problem := executor_problem(parallelism, words):
         raise ConfigError(f"--{role}-args: {problem}")
-    if moved := [name for name in map(_name_of, words) if name in _ADDRESSES]:
+    if moved := [name for name in map(_name_of, words) if _is_address(name)]:
         where = "each engine answers plain HTTP on a port that is chosen for it (--port is the router's)"
         raise ConfigError(f"--{role}-args: {moved[0]} cannot be given, {where}: leave it out")
     return parallelism, words
+
+
+def _is_address(name: str) -> bool:
+    """Whether vLLM takes the name for an option of its address, or refuses it as a shortened one of several options."""
+    return name.startswith("--") and len(name) > 2 and any(option.startswith(name) for option in _ADDRESSES)
 
 
 def _name_of(word: str) -> str:

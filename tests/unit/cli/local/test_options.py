@@ -169,10 +169,19 @@ def test_an_executor_of_one_rank_is_refused_for_two(words: str) -> None:
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize(
-    "words", ["--port 9999", "--port=9999", "--host 0.0.0.0", "--uds /x", "--ssl_keyfile k", "--headless"]
+    "words",
+    [
+        *("--port 9999", "--port=9999", "--host 0.0.0.0", "--uds /x", "--ssl_keyfile k", "--headless"),
+        *("--por 9999", "--hos=0.0.0.0", "--ud /x", "--ssl_key=k", "--ssl-ca c", "--headl"),  # vLLM takes these too.
+    ],
 )
 def test_what_would_take_an_engine_from_where_it_is_asked_is_refused(role: str, words: str) -> None:
     """Ten minutes later it would be told as an engine that does not become ready, behind its own "startup complete"."""
     name = words.replace("=", " ").split()[0].replace("_", "-")
     with pytest.raises(ConfigError, match=rf"--{role}-args: {name} .*: leave it out"):
         parse(f"--{role}-args", words)
+
+
+@pytest.mark.parametrize("words", ["--grpc-port 1", "--ssl-cert-reqs 2", "-- x", "-O 1", "--load-format auto -h"])
+def test_what_only_begins_alike_is_left_to_vllm(words: str) -> None:
+    assert parse("--prefill-args", words).prefill_args == tuple(words.split())

@@ -51,9 +51,9 @@ def test_engines_share_the_cores_and_each_has_one(num_cores: int, num_threads: i
 
 
 def test_the_users_arguments_follow_ours() -> None:
-    options = parse("--prefill-args", "--p", "--decode-args", "--d")
-    assert engine_args(options, PoolRole.PREFILL, CPU) == (*TINY_MODEL_ARGS, "--p")
-    assert engine_args(options, PoolRole.DECODE, CPU) == (*TINY_MODEL_ARGS, "--d")
+    options = parse("--prefill-args", "--of-prefill", "--decode-args", "--of-decode")
+    assert engine_args(options, PoolRole.PREFILL, CPU) == (*TINY_MODEL_ARGS, "--of-prefill")
+    assert engine_args(options, PoolRole.DECODE, CPU) == (*TINY_MODEL_ARGS, "--of-decode")
 
 
 def test_ones_own_model_is_served_as_it_is() -> None:

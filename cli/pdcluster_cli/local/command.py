@@ -41,7 +41,7 @@ from pdcluster_cli.processes.engines import (
 from pdcluster_cli.processes.waiting import EngineDied, held_ports
 from pdcluster_cli.processes.zygote import Zygote, ZygoteError
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, router_flag
+from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, INTERNAL_PORT, router_flag
 from pdcluster_protocol.secret import load_secret
 from pdcluster_protocol.trace import PushTrace, RequestTrace
 
@@ -137,7 +137,8 @@ def _model_of(options: Options) -> ModelSource:
 
 
 def _serve(run: Run) -> int:
-    with held_ports(run.options.num_engines + 1) as (internal_port, *engine_ports):
+    wish = INTERNAL_PORT if run.options.port != INTERNAL_PORT else None
+    with held_ports(run.options.num_engines + 1, wish=wish) as (internal_port, *engine_ports):
         return _serve_on(run, internal_port, engine_ports)
 
 
@@ -154,7 +155,7 @@ def _serve_on(run: Run, internal_port: int, engine_ports: Sequence[int]) -> int:
         prove = partial(prove_transfer, router.internal_port, load_secret(secrets, host=LOOPBACK))
         _ask_first_question(run.options, members, traces, prove)
         if not run.options.is_once:
-            _serve_until_stopped(run.options.port, members)
+            _serve_until_stopped(run.options.port, internal_port, members)
         return 0
 
 
@@ -184,8 +185,8 @@ def _ask_first_question(
     print(_curl_line(options.port, model), flush=True)
 
 
-def _serve_until_stopped(port: int, members: Sequence[PoolProcess]) -> NoReturn:
-    _say(f"serving on http://127.0.0.1:{port}/v1 until Ctrl-C")
+def _serve_until_stopped(port: int, internal_port: int, members: Sequence[PoolProcess]) -> NoReturn:
+    _say(serving_text(port, internal_port))
     try:
         dead = find_dead(members, None)
     except Stopped as stopped:
@@ -193,6 +194,16 @@ def _serve_until_stopped(port: int, members: Sequence[PoolProcess]) -> NoReturn:
         raise
     assert dead is not None
     raise dead
+
+
+def serving_text(port: int, internal_port: int) -> str:
+    """Says where clients ask, and where people look. ``top`` and ``why`` know the default port by themselves."""
+    url = f"http://{LOOPBACK}:{internal_port}"
+    flag = "" if internal_port == INTERNAL_PORT else f" --url {url}"
+    return (
+        f"serving on http://{LOOPBACK}:{port}/v1 until Ctrl-C; "
+        f"its state: {url}/status, `pdcluster top{flag}`, `pdcluster why ID{flag}`"
+    )
 
 
 def _report_text(traces: Sequence[Path], proved: str) -> str:

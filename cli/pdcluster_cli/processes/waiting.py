@@ -30,19 +30,29 @@ class NotReady(TimeoutError):
 
 
 @contextmanager
-def held_ports(count: int) -> Iterator[list[int]]:
+def held_ports(count: int, *, wish: int | None = None) -> Iterator[list[int]]:
     """Loopback ports that the kernel gives to no other process until the end of the ``with``.
 
     An engine imports for a minute before it binds its port, and by then another process may have taken a free one. So a
     socket that does not listen holds each port. A server with SO_REUSEADDR, such as vLLM's or our router, can bind the
-    same port and listen.
+    same port and listen. ``wish``: the first of the ports, if it is free.
     """
     with ExitStack() as stack:
         holders = [stack.enter_context(socket.socket()) for _ in range(count)]
         for holder in holders:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind((LOOPBACK, 0))
+            _bind(holder, wish if holder is holders[0] else None)
         yield [holder.getsockname()[1] for holder in holders]
+
+
+def _bind(holder: socket.socket, wished: int | None) -> None:
+    """Bind without SO_REUSEADDR, or two holders could have one port, and set it then, for the server."""
+    try:
+        holder.bind((LOOPBACK, wished or 0))
+    except OSError:
+        if not wished:
+            raise
+        holder.bind((LOOPBACK, 0))
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
 def is_healthy(port: int, *, timeout_s: float = 1.0) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pdcluster_cli.local.command import KEPT_RUNS, Run, _make_run_folder
+from pdcluster_cli.local.command import KEPT_RUNS, Run, _make_run_folder, serving_text
 from pdcluster_cli.local.options import parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines
 from pdcluster_cli.local.pool import router_spec
@@ -35,3 +35,11 @@ def _router_policy(folder: Path, *words: str) -> RouterPolicy:
     run = Run(parse_options(words), Machine(LocalDevice.CPU, 8, 0), ModelSource("m"), folder)
     plans = plan_engines(run.options, run.machine, model="m", folder=folder, ports=[8100, 8200])
     return parse_settings(router_spec(plans, run.router).argv).policy
+
+
+def test_where_to_look_at_the_pool_is_said_with_the_url_where_top_and_why_do_not_know_it() -> None:
+    assert serving_text(8000, 8001) == (
+        "serving on http://127.0.0.1:8000/v1 until Ctrl-C; "
+        "its state: http://127.0.0.1:8001/status, `pdcluster top`, `pdcluster why ID`"
+    )
+    assert "`pdcluster why ID --url http://127.0.0.1:4321`" in serving_text(8000, 4321)

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from integration.ports import fresh_port
 from pdcluster_cli.processes.engines import LOOPBACK
 from pdcluster_cli.processes.waiting import held_ports
 
@@ -25,3 +26,12 @@ def test_a_held_port_is_for_the_server_that_reuses_addresses_and_for_nobody_else
                 pass
     with socket.create_server((LOOPBACK, other)):
         pass
+
+
+def test_a_wished_port_is_held_first_and_by_one_only() -> None:
+    wish = fresh_port()
+    with held_ports(2, wish=wish) as (first, _), held_ports(1, wish=wish) as (other,):
+        assert first == wish
+        assert other != wish
+        with socket.create_server((LOOPBACK, wish)), held_ports(1, wish=wish) as (third,):
+            assert third != wish

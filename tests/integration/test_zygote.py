@@ -179,6 +179,21 @@ def test_a_killed_zygote_takes_its_engines_along(zygote: Zygote, tmp_path: Path)
         zygote.start_engine(engine.spec)
 
 
+def test_a_killed_zygote_takes_along_the_programs_that_its_engines_started(zygote_here: Zygote, tmp_path: Path) -> None:
+    (tmp_path / "starter.py").write_text(
+        "import signal, subprocess\nfrom pathlib import Path\nprogram = subprocess.Popen(['sleep', '120'])\n"
+        "Path('pid.new').write_text(str(program.pid))\nPath('pid.new').rename('pid')\nsignal.pause()".replace(
+            "'pid", f"'{tmp_path}/pid"
+        )
+    )
+    engine = zygote_here.start_engine(EngineSpec("starter", "starter", (), {}, tmp_path / "starter.log"))
+    assert eventually((tmp_path / "pid").exists)
+    program = int((tmp_path / "pid").read_text())
+    subprocess.run(["kill", "-KILL", str(zygote_here.pid)], check=True)
+    assert engine.wait(PATIENCE_S) == -signal.SIGKILL
+    assert eventually(lambda: not is_running(program), timeout_s=20)
+
+
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:
     port = fresh_port()
     script = str(TESTS / "integration" / "zygote_parent.py")

@@ -1,7 +1,7 @@
 """``pdcluster local`` from the first check to the last stop. Decides the order of steps; its neighbours carry them out.
 
-SIGINT and SIGTERM raise ``Stopped`` in the main thread, and everything is undone on the way out. A second signal during
-the clean-up is ignored, because the clean-up is bounded. After a SIGKILL the other processes end by themselves
+SIGINT, SIGTERM and SIGHUP (a closed terminal) raise ``Stopped`` in the main thread, and everything is undone on the way
+out. A second signal is ignored, because the clean-up is bounded. After a SIGKILL the other processes end by themselves
 (``zygote_process.py``).
 """
 
@@ -54,9 +54,11 @@ TRACE_WAIT_S: Final = 5.0
 KEPT_RUNS: Final = 10
 """Folders with logs and traces that are kept, the new start's included."""
 
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Stopped(KeyboardInterrupt):
-    """SIGINT or SIGTERM came. ``exit_status`` follows the shell's rule: 128 + the signal's number."""
+    """SIGINT, SIGTERM or SIGHUP came. ``exit_status`` follows the shell's rule: 128 + the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -81,7 +83,7 @@ class Run:
 
 def main(words: Sequence[str]) -> int:
     """The exit status: 0 after the answer with ``--once``, or if stopped while serving; 1 after a failure; 2 for
-    options that contradict each other; 130 or 143 if stopped earlier."""
+    options that contradict each other; 129, 130 or 143 if stopped earlier."""
     try:
         options = parse_options(words)
     except ConfigError as error:
@@ -256,22 +258,34 @@ def _zygote(zygote: Zygote) -> Iterator[Zygote]:
         _say("stopping")
         raise
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        zygote.stop()
+        try:
+            for number in _STOPPING:
+                signal.signal(number, signal.SIG_IGN)
+        finally:  # also if a signal comes before it is ignored
+            zygote.stop()
 
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    def stop(number: int, _: FrameType | None) -> None:
-        raise Stopped(number)
+    is_stopped = False
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    def stop(number: int, _: FrameType | None) -> None:
+        nonlocal is_stopped
+        if not is_stopped:
+            is_stopped = True
+            raise Stopped(number)
+
+    before = {number: signal.signal(number, stop) for number in _STOPPING if not _is_nohup(number)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _is_nohup(number: int) -> bool:
+    """Whether ``nohup`` has asked that a closed terminal does not end us."""
+    return number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
 
 
 def _shortened(text: str) -> str:
@@ -280,4 +294,6 @@ def _shortened(text: str) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"pdcluster: {line}", file=sys.stderr, flush=True)
+    """Print the line. Where stderr is closed, as behind a closed terminal, the clean-up goes on without it."""
+    with contextlib.suppress(OSError):
+        print(f"pdcluster: {line}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ outlives the parent. The two sides talk over one SOCK_SEQPACKET pair:
       (socket closed) --------------->           kill every engine, then end
 
 Each engine has a pipe, so that its exit can be polled. If a pipe ends without a status, the zygote has died and the
-kernel has killed the engine with it.
+kernel has killed the engine with it. The kernel does not kill programs that the engine has started: the parent does.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class EngineHandle:
         with self._lock:
             if self._exit_code is None and _is_readable(self.status_fd, timeout_s):
                 text = os.read(self.status_fd, 32)
-                self._exit_code = int(text) if text else -signal.SIGKILL
+                self._exit_code = int(text) if text else self._kill_group()
             return self._exit_code
 
     def signal(self, number: signal.Signals) -> None:
@@ -108,6 +108,12 @@ class EngineHandle:
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
+
+    def _kill_group(self) -> int:
+        """Kill what the engine has left in its process group. Returns the exit code of an engine that died so."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        return -signal.SIGKILL
 
     def stop(self, grace_s: float) -> int | None:
         """End the engine and its forks: SIGTERM, after ``grace_s`` SIGKILL. Returns the exit code; None: it hangs."""

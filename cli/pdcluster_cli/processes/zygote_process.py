@@ -3,9 +3,10 @@
 Run by ``zygote.py`` as ``python -m pdcluster_cli.processes.zygote_process SOCKET_FD PARENT_PID MODULE...``. It must
 stay single-threaded: a fork copies only the calling thread, and locks that other threads hold stay locked for ever.
 
-No process outlives the parent, whichever process gets SIGKILL:
+No process outlives the parent, whichever one of them gets SIGKILL, unless it has left its engine's process group:
     parent dies   -> end of file on the socket -> the zygote kills every engine's process group
     zygote dies   -> parent-death signal       -> engine dies -> its forks die (fork hook in ``linux.py``)
+                  -> end of file on each pipe  -> the parent kills the rest of each engine's process group
     engine dies   -> the zygote kills the rest of its process group and waits for them before it reports
 """
 

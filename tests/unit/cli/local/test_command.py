@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from pdcluster_cli.local.command import KEPT_RUNS, Run, _make_run_folder, serving_text
+import pytest
+
+from pdcluster_cli.local.command import (
+    KEPT_RUNS,
+    Run,
+    Stopped,
+    _make_run_folder,
+    _signals_raise,
+    _zygote,
+    serving_text,
+)
 from pdcluster_cli.local.options import parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines
 from pdcluster_cli.local.pool import router_spec
 from pdcluster_cli.models.model_source import ModelSource
 from pdcluster_cli.processes.engines import LocalDevice
+from pdcluster_cli.processes.zygote import Zygote
 from pdcluster_protocol.launch import RouterPolicy
 from pdcluster_router.__main__ import parse_settings
 
@@ -43,3 +58,66 @@ def test_where_to_look_at_the_pool_is_said_with_the_url_where_top_and_why_do_not
         "its state: http://127.0.0.1:8001/status, `pdcluster top`, `pdcluster why ID`"
     )
     assert "`pdcluster why ID --url http://127.0.0.1:4321`" in serving_text(8000, 4321)
+
+
+class NoZygote(Zygote):
+    """Starts no process, and counts its stops."""
+
+    def __init__(self) -> None:
+        self.num_stops = 0
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        self.num_stops += 1
+
+
+@contextmanager
+def handler_of_hangups(handler: Any) -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_that_ends_a_command_stops_the_zygote(number: signal.Signals) -> None:
+    zygote = NoZygote()
+    with handler_of_hangups(signal.SIG_DFL), pytest.raises(Stopped) as stopped, _signals_raise(), _zygote(zygote):
+        signal.raise_signal(number)
+    assert (zygote.num_stops, stopped.value.exit_status) == (1, 128 + number)
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
+    zygote = NoZygote()
+    with handler_of_hangups(signal.SIG_IGN), _signals_raise(), _zygote(zygote):
+        signal.raise_signal(signal.SIGHUP)
+        assert zygote.num_stops == 0
+
+
+def test_a_signal_that_comes_as_the_clean_up_begins_does_not_prevent_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    zygote, real = NoZygote(), signal.signal
+
+    def late(number: int, handler: Any) -> Any:
+        before = real(number, handler)
+        if handler is signal.SIG_IGN and number == signal.SIGINT:
+            signal.raise_signal(signal.SIGTERM)
+        return before
+
+    with pytest.raises(Stopped), _signals_raise(), _zygote(zygote):
+        monkeypatch.setattr(signal, "signal", late)
+    assert zygote.num_stops == 1
+
+
+def test_a_second_signal_is_ignored() -> None:
+    with pytest.raises(Stopped) as stopped, _signals_raise(), after_all(signal.SIGINT):
+        signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.exit_status == 128 + signal.SIGTERM
+
+
+@contextmanager
+def after_all(number: signal.Signals) -> Iterator[None]:
+    """The signal comes while the clean-up runs."""
+    try:
+        yield
+    finally:
+        signal.raise_signal(number)

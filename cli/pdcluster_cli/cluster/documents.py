@@ -6,7 +6,6 @@ The cluster is the one that kubectl would ask, with the user's own context, cred
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from urllib.parse import quote
 import yaml
 from pydantic import ValidationError
 
+from pdcluster_cli.cluster.event_loop import run
 from pdcluster_kube.access import ApiAccess, read_pod
 from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
@@ -160,7 +160,7 @@ def read_events(document: YamlDocument, where: Where) -> list[tuple[str, str]]:
 
 def _read(where: Where, path_in: Callable[[str], str]) -> YamlDocument:
     try:
-        return asyncio.run(_get(where, path_in))
+        return run(_get(where, path_in))
     except ApiStatusError as error:
         cure = ": are pdcluster's CRDs installed?" if error.status == 404 and not error.reason else ""
         raise Unreadable(f"{error}{cure}") from error

@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import msgspec
 
+from pdcluster_cli.cluster.event_loop import run
 from pdcluster_cli.commands import add_cluster_flags
 from pdcluster_cli.tls_flags import TlsFlags, Unusable, add_tls_flags, tls_flags_of
 from pdcluster_protocol import labels
@@ -58,13 +59,20 @@ def add_router_flags(parser: argparse.ArgumentParser) -> Any:
     """Add the flags that ``ask_routers`` reads. Returns the group of those that exclude each other."""
     which = parser.add_mutually_exclusive_group()
     told = f"of a router's internal port; repeat it for more (default: {DEFAULT_URL})"
-    which.add_argument("--url", action="append", metavar="URL", help=told)
+    which.add_argument("--url", action="append", type=_url, metavar="URL", help=told)
     told = "of a PDCluster: all its routers are asked, through Kubernetes"
     which.add_argument("--cluster", metavar="NAME", help=told)
     parser.add_argument("-n", "--namespace", help="of the PDCluster (default: the context's)")
     add_cluster_flags(parser)
     add_tls_flags(parser)
     return which
+
+
+def _url(word: str) -> str:
+    """``word``, if it has no password in it: a line of output begins with the URL that was asked."""
+    if "@" in word:
+        raise argparse.ArgumentTypeError("a router's internal port asks for no password: leave it out, and the @")
+    return word
 
 
 def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S, *, older: str = "") -> Answers:
@@ -78,9 +86,9 @@ def ask_routers(given: argparse.Namespace, path: str, timeout_s: float = ASK_S, 
     """
     if not given.cluster:
         tls = tls_flags_of(given)
-        return asyncio.run(_ask_urls(given.url or [_default_url(tls)], tls, (path, older), timeout_s))
+        return run(_ask_urls(given.url or [_default_url(tls)], tls, (path, older), timeout_s))
     try:
-        return asyncio.run(_ask_pods(given.cluster, given, (path, older), timeout_s))
+        return run(_ask_pods(given.cluster, given, (path, older), timeout_s))
     except (ConfigError, Unavailable, OSError) as error:
         from pdcluster_cli.cluster.documents import no_way_because
 
@@ -139,7 +147,7 @@ async def _get(url: str, tls: TlsFlags, path: str) -> tuple[int, bytes]:
         opened = asyncio.open_connection(host, port)
     reader, writer = await opened
     try:
-        lines = (f"GET {path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}", "Connection: close", "", "")
+        lines = (f"GET {path} HTTP/1.1", f"Host: {parts.netloc}", "Connection: close", "", "")
         writer.write("\r\n".join(lines).encode("latin-1"))
         return _read(await _read_all(reader))
     finally:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import repeat
@@ -12,6 +15,7 @@ import pytest
 
 from patience import PATIENCE_S
 from pdcluster_cli.cluster.routers import Answers, ask_routers
+from pdcluster_cli.cluster.why import make_parser
 
 
 def ask(*urls: str, timeout_s: float = PATIENCE_S) -> Answers:
@@ -84,3 +88,32 @@ def test_urls_that_are_none_are_told_beside_each_other() -> None:
     assert list(answers) == urls
     assert all(isinstance(said, str) and said.startswith("no answer: ") for said in answers.values())
     assert "speaks http or https, not ftp" in str(answers["ftp://x"])
+
+
+def test_a_name_server_that_is_silent_costs_no_more_than_the_time_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [is_over.wait(20)])
+    began_at = time.monotonic()
+    answers = ask("http://router.example:1", timeout_s=0.2)
+    seconds = time.monotonic() - began_at
+    is_over.set()
+    assert answers == {"http://router.example:1": "no answer within 0.2 s: is this a router's internal port?"}
+    assert seconds < 20
+
+
+@pytest.mark.parametrize("host", ["a..b", "fe80::zz]"])
+def test_what_is_no_name_is_one_line(host: str) -> None:
+    (answer,) = ask(f"//{host}:1").values()
+    assert isinstance(answer, str)
+    assert answer.startswith("no answer: ")
+
+
+@pytest.mark.parametrize("url", ["http://user:pw-1@h:1", "user:pw-1@h:1", "http://pw-1@h:1"])
+def test_a_password_in_a_url_is_refused_and_not_printed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A router's internal port asks for none, and what is asked is printed."""
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args(["req-1", "--url", url])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "a router's internal port asks for no password: leave it out" in told
+    assert "pw-1" not in told

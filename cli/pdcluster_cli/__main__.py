@@ -7,12 +7,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from pdcluster_cli.commands import SUBCOMMANDS, Subcommand
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: the subcommand's, or 2: modules of its extra are missing, 130: Ctrl-C, 141: stdout is closed."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # An answer, or a name, may have what this terminal cannot show.
     try:
         try:
             return _run(*_read_words(sys.argv[1:] if argv is None else argv))

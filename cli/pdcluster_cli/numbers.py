@@ -9,13 +9,14 @@ from typing import Final
 
 _LAST_PORT: Final = 65535
 _MOST_RANKS: Final = 1024
+_MOST_DIGITS: Final = 100
 
 
 def whole(what: str, least: int, most: int) -> Callable[[str], int]:
     """A whole number from ``least`` to ``most``. ``what`` begins the error; ``{}`` in it stands for the given word."""
 
     def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        if not (is_whole(text) and least <= int(text) <= most):
             raise ArgumentTypeError(f"{what.format(text)}: use {least} to {most}")
         return int(text)
 
@@ -31,6 +32,11 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
         return number
 
     return read
+
+
+def is_whole(text: str) -> bool:
+    """Whether ``int`` takes it: digits of ASCII, and not so many that Python refuses them."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _float(text: str) -> float:

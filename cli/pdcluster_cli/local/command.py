@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -38,7 +40,7 @@ from pdcluster_cli.processes.engines import (
     secret_env,
     zygote_env,
 )
-from pdcluster_cli.processes.waiting import EngineDied, held_ports
+from pdcluster_cli.processes.waiting import EngineDied, NotReady, held_ports
 from pdcluster_cli.processes.zygote import Zygote, ZygoteError
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, INTERNAL_PORT, router_flag
@@ -94,6 +96,9 @@ def main(words: Sequence[str]) -> int:
             return _check_and_serve(options)
         except BrokenPipeError:  # of stdout, whose reader has enough
             raise
+        except NotReady as error:
+            _say(f"{error}\npdcluster: if it was only slow, give --start-timeout SECONDS more")
+            return 1
         except (EngineDied, ZygoteError, ChatError, OSError) as error:
             _say(str(error))
             return 1
@@ -229,9 +234,9 @@ def _newest_request(traces: Sequence[Path]) -> tuple[RequestTrace | None, list[P
 
 
 def _curl_line(port: int, model: str) -> str:
-    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}'
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32})
     key = f' -H "Authorization: Bearer ${ENGINE_KEY_VARIABLE}"' if os.environ.get(ENGINE_KEY_VARIABLE) else ""
-    return f"curl http://127.0.0.1:{port}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    return f"curl http://127.0.0.1:{port}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {quote(body)}"
 
 
 def _make_run_folder(runs: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pdcluster_cli.local.options import Options
+from pdcluster_cli.numbers import is_whole
 from pdcluster_cli.processes.engines import CPU_ARGS, EnginePlan, LocalDevice, PoolRole
 from pdcluster_cli.processes.parallelism import MAX_SIZE, ParallelSizes
 
@@ -116,7 +117,7 @@ def kv_cache_bytes(words: Sequence[str]) -> int | None:
         name, has_value, value = word.partition("=")
         if name.replace("_", "-") == "--kv-cache-memory-bytes":
             text = value if has_value else following
-            found = int(text) if text.isascii() and text.isdigit() else None
+            found = int(text) if is_whole(text) else None
     return found
 
 

@@ -120,9 +120,10 @@ def wait_ready(members: Sequence[PoolProcess], watched: Sequence[PoolProcess], s
 def _import_once(zygote: Zygote, say: Say, timeout_s: float) -> None:
     began = time.monotonic()
     say("importing vLLM once, for all engines")
-    while (ready := zygote.wait_ready(min(NEWS_INTERVAL_S, timeout_s))) is None:
+    elapsed_s = 0.0
+    while (ready := zygote.wait_ready(min(NEWS_INTERVAL_S, timeout_s - elapsed_s))) is None:
         elapsed_s = time.monotonic() - began
-        if elapsed_s > timeout_s:
+        if elapsed_s >= timeout_s:
             limit = f"{timeout_s:.0f} s (--start-timeout)"
             raise TimeoutError(f"importing vLLM takes more than {limit}: see {zygote.log_path}")
         say(f"still importing ({elapsed_s:.0f} s)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -40,7 +41,7 @@ class ModelSource:
         """The configuration as transformers writes it; empty if it cannot be read here: vLLM will say what is wrong."""
         try:
             found = json.loads(self.config_file.read_bytes()) if self.config_file else {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             found = {}
         return found if isinstance(found, dict) else {}
 
@@ -65,7 +66,7 @@ class Hub:
 
 def find_model(name: str, environ: Mapping[str, str], hub: Callable[[], Hub] | None = None) -> ModelSource:
     """Finds the model. Waits some seconds at most for a hub. ``hub``: makes the hub, if one has to be asked."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path's own raises for a user who does not exist
     if path.exists():
         return ModelSource(str(path.resolve()), problem=_folder_problem(path), config_file=path / "config.json")
     if name.startswith(("/", ".", "~")):

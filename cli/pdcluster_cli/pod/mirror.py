@@ -83,9 +83,11 @@ def main(words: Sequence[str]) -> int:
         if os.fork() == 0:
             _follow(mirror, engine, given.interval_s)
         os.execvp(given.command[0], given.command)  # noqa: S606 - it is what this command is for
-    except (NotCopied, OSError) as error:
+    except NotCopied as error:
         _say(str(error))
-        return 2
+    except OSError as error:
+        _say(f"{given.command[0]} cannot be started: {error.strerror}")
+    return 2
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import SEEK_END
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +10,8 @@ from pdcluster_cli.processes.root_cause import SIGNALS, root_cause
 
 _MAX_LOG_BYTES: Final = 4 << 20
 """Length of a log's beginning that is searched for a cause. An engine writes some ten KiB while it starts."""
+_MAX_END_BYTES: Final = 64 << 10
+"""Length of a log's end in which its last lines are looked for. The log of a pool that serves may have any length."""
 
 
 def describe_end(name: str, exit_code: int, log_path: Path) -> str:
@@ -35,7 +38,9 @@ def cause_in(log_path: Path) -> str | None:
 def last_lines(path: Path, count: int = 15) -> str:
     """The last ``count`` lines of a log, indented."""
     try:
-        lines = path.read_text(errors="replace").splitlines()[-count:]
+        with path.open("rb") as log:
+            log.seek(max(0, log.seek(0, SEEK_END) - _MAX_END_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()[-count:]
     except OSError as error:
         lines = [f"(no log: {error})"]
     return "\n".join(f"    {line}" for line in lines)

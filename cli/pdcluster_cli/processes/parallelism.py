@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pdcluster_cli.numbers import is_whole
 from pdcluster_protocol.errors import ConfigError
 
 MAX_SIZE: Final = 64
@@ -78,7 +79,7 @@ def checked_size(text: str, name: str) -> int:
     Raises:
         ConfigError: It is no number in 1..64.
     """
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_SIZE):
+    if not (is_whole(text) and 1 <= int(text) <= MAX_SIZE):
         raise ConfigError(f"{name} {text or 'without a number'}: use 1 to {MAX_SIZE}")
     return int(text)
 

@@ -206,3 +206,13 @@ def test_a_stdout_that_was_never_open_is_no_fault() -> None:
     done = subprocess.run(["sh", "-c", script, "sh", *command], stderr=subprocess.PIPE, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
+
+
+def test_what_the_terminal_cannot_show_is_no_error() -> None:
+    program = "from pdcluster_cli.__main__ import main; import pdcluster_cli.doctor as it\n"
+    program += "it.main = lambda _: print('Grüße') or 0\nimport sys; sys.exit(main(['doctor']))"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"Gr??e\n", b"")

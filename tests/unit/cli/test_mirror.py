@@ -123,6 +123,14 @@ def test_without_a_certificate_no_engine_is_started(
     assert "pdcluster mirror: the certificate in " in capsys.readouterr().err
 
 
+def test_a_program_that_does_not_exist_is_named(
+    secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--source", str(secret.folder), "--target", str(copies), "--interval-s", "0.01"]
+    assert main([*words, "--", "/no/such/vllm"]) == 2
+    assert capsys.readouterr().err == "pdcluster mirror: /no/such/vllm cannot be started: No such file or directory\n"
+
+
 ENGINE = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 

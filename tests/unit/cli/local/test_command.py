@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from pdcluster_cli.local.command import (
     KEPT_RUNS,
     Run,
     Stopped,
+    _curl_line,
     _make_run_folder,
     _signals_raise,
     _zygote,
@@ -121,3 +124,9 @@ def after_all(number: signal.Signals) -> Iterator[None]:
         yield
     finally:
         signal.raise_signal(number)
+
+
+def test_the_printed_curl_line_is_right_for_each_name_of_a_model() -> None:
+    for name in ("ORG/model", 'it\'s a "model"', "$HOME `id` \\"):
+        body = shlex.split(_curl_line(8000, name))[-1]
+        assert json.loads(body)["model"] == name

@@ -185,3 +185,9 @@ def test_what_would_take_an_engine_from_where_it_is_asked_is_refused(role: str, 
 @pytest.mark.parametrize("words", ["--grpc-port 1", "--ssl-cert-reqs 2", "-- x", "-O 1", "--load-format auto -h"])
 def test_what_only_begins_alike_is_left_to_vllm(words: str) -> None:
     assert parse("--prefill-args", words).prefill_args == tuple(words.split())
+
+
+def test_a_number_with_more_digits_than_python_reads_is_refused_as_any_other() -> None:
+    digits = "9" * 5000
+    with pytest.raises(ConfigError, match=r": use 1 to 64$"):
+        parse("--prefill-args", f"-tp {digits}")

@@ -37,6 +37,28 @@ def test_an_import_that_goes_on_says_for_how_many_seconds_it_has() -> None:
     assert int(seconds) >= 1
 
 
+class EndlessImport(SlowImport):
+    """Never has imported, and notes for how long it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.waited: list[float | None] = []
+
+    def wait_ready(self, timeout_s: float | None) -> Ready | None:
+        self.waited.append(timeout_s)
+        time.sleep(min(0.05, timeout_s or 0.0))
+        return None
+
+
+def test_an_import_is_not_waited_for_longer_than_the_start_may_take() -> None:
+    zygote = EndlessImport()
+    with pytest.raises(TimeoutError, match=r"importing vLLM takes more than 0 s \(--start-timeout\): see import\.log"):
+        _import_once(zygote, lambda _: None, 0.12)
+    asked = [seconds for seconds in zygote.waited if seconds is not None]
+    assert asked == sorted(asked, reverse=True)
+    assert asked[-1] < 0.12 / 2
+
+
 def test_where_every_engine_imports_for_itself_nothing_is_said_of_one_import(tmp_path: Path) -> None:
     log = tmp_path / "import.log"
     with Zygote([], env={}, log_path=log) as without, Zygote(["json"], env={}, log_path=log) as with_one:

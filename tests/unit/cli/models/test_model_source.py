@@ -167,6 +167,16 @@ class Pages(http.server.BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+def test_a_home_of_a_user_who_does_not_exist_is_a_folder_that_does_not() -> None:
+    problem = find_model("~no-such-user/x", {}, never).problem
+    assert problem == f"model ~no-such-user/x does not exist: {WANTED}"
+
+
+def test_a_configuration_that_is_nested_too_deep_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    assert find_model(str(tmp_path), {}, never).read_config() == {}
+
+
 @pytest.fixture
 def url() -> Iterator[str]:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)

@@ -15,6 +15,7 @@ from integration.harness import eventually
 from integration.ports import fresh_port
 from integration.processes import PYTHON_PATH, TESTS, descendants, env_with_tests, is_port_free, is_running
 from patience import PATIENCE_S
+from pdcluster_cli.processes import zygote as zygote_module
 from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Zygote, ZygoteError
 
 
@@ -192,6 +193,20 @@ def test_a_killed_zygote_takes_along_the_programs_that_its_engines_started(zygot
     subprocess.run(["kill", "-KILL", str(zygote_here.pid)], check=True)
     assert engine.wait(PATIENCE_S) == -signal.SIGKILL
     assert eventually(lambda: not is_running(program), timeout_s=20)
+
+
+def test_a_zygote_that_stands_still_is_not_waited_for_endlessly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote_module, "ORDER_WAIT_S", 0.3)
+    with Zygote(["json"], env={}, log_path=tmp_path / "zygote.log") as zygote:
+        assert zygote.wait_ready(PATIENCE_S) is not None
+        subprocess.run(["kill", "-STOP", str(zygote.pid)], check=True)
+        try:
+            with pytest.raises(ZygoteError, match=r"starts nothing for 0 s: see .*zygote\.log"):
+                zygote.start_engine(EngineSpec("one", "one_module", (), {}, tmp_path / "one.log"))
+        finally:
+            subprocess.run(["kill", "-CONT", str(zygote.pid)], check=True)
 
 
 def test_a_killed_parent_leaves_nothing(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ _NUMBERS: Final = {
 """Patterns of numbers by YAML tag. The first that matches counts."""
 _NOT_YAML: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError)
 """Errors that PyYAML raises, also for bytes that are no text, values that do not fit their tags, or deep nesting."""
+_MAX_VALUES: Final = 100_000
+"""Of a PDCluster, which has a few hundred. A file of some lines can stand for more than memory holds: by aliases."""
 _NOT_JSON: Final = {*_NUMBERS, "tag:yaml.org,2002:timestamp"}
 
 
@@ -73,10 +75,13 @@ def read_file(path: str) -> YamlDocument:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
         documents = [one for document in yaml.load_all(text, _Loader) for one in _objects_in(document)]
         found = [one for one in documents if isinstance(one, dict) and one.get("kind") == KIND]
+        num_values = sum(_num_values(one, {}) for one in found)
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
     except _NOT_YAML as error:
         raise Unreadable(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+    if num_values > _MAX_VALUES:
+        raise Unreadable(f"{path} has more than {_MAX_VALUES} values, its aliases written out: write it without them")
     if not found:
         raise Unreadable(f"{path} has no object of kind {KIND}")
     if len(found) > 1:
@@ -89,6 +94,18 @@ def _objects_in(document: Any) -> list[Any]:
     """The objects of a list, as ``kubectl get`` without a name prints one; else the document itself."""
     items = document.get("items") if isinstance(document, dict) else None
     return items if isinstance(items, list) else [document]
+
+
+def _num_values(value: Any, known: dict[int, int]) -> int:
+    """The number of values, each alias counted with all that it stands for. ``known``: by identity."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 0  # An alias within what it stands for: JSON refuses that later.
+        known[id(value)] = 1 + sum(
+            _num_values(one, known) for one in (value.values() if isinstance(value, dict) else value)
+        )
+    return known[id(value)]
 
 
 def _as_json(path: str, document: YamlDocument) -> YamlDocument:

@@ -40,6 +40,8 @@ MAX_MESSAGE_BYTES: Final = 1 << 17
 """Enough for any command line, and below a socket's default buffer of 208 KiB."""
 KILL_WAIT_S: Final = 10.0
 """Seconds for the kernel to end a killed process group. It takes longer only if a process hangs in the kernel."""
+ORDER_WAIT_S: Final = 60.0
+"""Seconds for one fork, which takes some ten milliseconds. Longer only if the zygote is stopped, or memory is out."""
 
 _NAME: Final = "the process that imports and forks"
 
@@ -169,6 +171,7 @@ class Zygote:
         self._ready: Ready | None = None
         self._engines: list[EngineHandle] = []
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(ORDER_WAIT_S)
         with theirs, log_path.open("ab") as log:
             own = {**env, **dict.fromkeys(scratch, self._scratch)}
             self._process = self._start(theirs, modules, merge_env(os.environ, own), log)
@@ -219,7 +222,7 @@ class Zygote:
         """Start an engine. Waits for the import first.
 
         Raises:
-            ZygoteError: The zygote has died, or cannot fork safely.
+            ZygoteError: The zygote has died, does not answer, or cannot fork safely.
         """
         with self._orders:
             self.wait_ready(None)
@@ -228,6 +231,8 @@ class Zygote:
                 message, fds, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, 1)
             except ConnectionError as error:
                 raise self._died() from error
+            except TimeoutError as error:
+                raise ZygoteError(f"{_NAME} starts nothing for {ORDER_WAIT_S:.0f} s: see {self.log_path}") from error
             if not fds:
                 raise self._died()
             engine = EngineHandle(spec, msgspec.json.decode(message, type=Started).pid, fds[0])

@@ -80,3 +80,24 @@ def test_a_number_where_text_is_wanted_is_refused_with_the_cure() -> None:
         f"pool.yaml: {where}.max-model-len: 8192 is a number, and text is wanted: quote it; "
         f"{where}.enforce-eager: true is read as true or false, and text is wanted: quote it"
     )
+
+
+def test_aliases_that_stand_for_more_than_memory_holds_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 40))]
+    path = tmp_path / "pool.yaml"
+    path.write_text("kind: PDCluster\nmetadata: {name: a}\n" + "\n".join(lines))
+    with pytest.raises(Unreadable, match="has more than 100000 values, its aliases written out"):
+        read_file(str(path))
+
+
+def test_a_few_aliases_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text("kind: PDCluster\nmetadata: {name: a}\nx: &x {a: [1, 2]}\ny: [*x, *x]\n")
+    assert read_file(str(path))["y"] == [{"a": [1, 2]}] * 2
+
+
+def test_an_alias_within_what_it_stands_for_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text("kind: PDCluster\nmetadata: {name: a}\nx: &x [*x]\n")
+    with pytest.raises(Unreadable, match="Circular reference"):
+        read_file(str(path))

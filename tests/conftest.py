@@ -6,6 +6,7 @@ Hypothesis judges what is computed, never how fast: a busy machine is no defect.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,11 @@ it reads the environment once."""
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KindScheduling | None:
     """Of ``make test``, which gives whole files to its workers."""
     return KindScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def pytest_runtest_setup() -> None:
+    """A program whose ``main`` another test has called may have started its logging here."""
+    logging.getLogger().setLevel(logging.WARNING)
 
 
 _SEED = pytest.StashKey[Seed]()

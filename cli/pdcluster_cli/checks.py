@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from pdcluster_cli.processes.engines import LOOPBACK, LocalDevice
+from pdcluster_protocol.launch import INTERNAL_PORT
 
 SYSTEM_LIBRARIES: Final[Mapping[str, str]] = {
     "libibverbs.so.1": "libibverbs1",
@@ -91,6 +92,9 @@ def check_port(port: int, host: str = LOOPBACK) -> Finding:
     if not 0 < port < 1 << 16:
         return Finding(f"port {port}", f"port {port} is not in 1..65535: choose another")
     try:
+        if port == INTERNAL_PORT:  # A pool that still starts holds it, which only a strict bind finds.
+            with socket.socket() as strict:
+                strict.bind((host, port))
         with socket.create_server((host, port)):
             return Finding(f"port {port} is free")
     except OSError as error:

@@ -271,10 +271,11 @@ def checked_api_url(url: str) -> str:
     Raises:
         ValueError: ``url`` is no URL of an API server, or a token would go unencrypted to another machine.
     """
+    if "@" in url:
+        raise ValueError("the API server's URL has a user name or password in it: leave it out, and the @")
     parts = urlsplit(url)
     if not _is_api_url(parts):
-        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # without a password
-        raise ValueError(f"{shown!r} is not a URL like https://HOST:PORT")
+        raise ValueError(f"{url!r} is not a URL like https://HOST:PORT")
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         raise ValueError(f"{url!r} would send the token in the clear: use https, or kubectl proxy on 127.0.0.1")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"

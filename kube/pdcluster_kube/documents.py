@@ -34,16 +34,18 @@ def decode_document(text: str | bytes) -> Any:
 def _shallow(text: str) -> Iterator[str]:
     """The pieces of ``text`` without what is deeper."""
     depth = begin = 0
-    for found in _TO_BRACKET.finditer(text):
+    at = 0
+    while found := _TO_BRACKET.match(text, at):  # Not ``finditer``: that would try each place of a text that is cut.
+        at = found.end()
         match found[1]:
             case "[" | "{":
                 depth += 1
                 if depth == MAX_DEPTH + 1:
-                    yield text[begin : found.end() - 1]
+                    yield text[begin : at - 1]
             case "]" | "}":
                 if depth == MAX_DEPTH + 1:
                     yield json.dumps(CUT)
-                    begin = found.end()
+                    begin = at
                 depth -= 1
     if depth <= MAX_DEPTH:
         yield text[begin:]

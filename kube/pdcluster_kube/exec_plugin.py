@@ -72,19 +72,30 @@ class _Output(asyncio.SubprocessProtocol):
 
 async def _output_of(command: str, plugin: Mapping[str, Any]) -> _Output:
     is_interactive = sys.stdin.isatty() and sys.stderr.isatty()
-    transport, output = await _start(command, plugin, is_interactive=is_interactive)
+    has_session = not is_interactive and not _has_terminal()
+    transport, output = await _start(command, plugin, is_interactive=is_interactive, has_session=has_session)
     try:
         await output.answered.wait()
         if not output.is_too_much:
             await _wait_for_end(output, _HELD_S)
     finally:
-        if transport.get_returncode() is None and not is_interactive:
+        if transport.get_returncode() is None and has_session:
             with suppress(ProcessLookupError):
                 os.killpg(transport.get_pid(), signal.SIGKILL)
         transport.close()  # kills a plugin that still runs
         await _wait_for_end(output, _REAP_S)
     output.status = transport.get_returncode() or 0
     return output
+
+
+def _has_terminal() -> bool:
+    """Whether a plugin could ask a person, by the terminal itself, though stdin or stderr is redirected. In a session
+    of its own it could not."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 async def _wait_for_end(output: _Output, limit_s: float) -> None:
@@ -94,7 +105,7 @@ async def _wait_for_end(output: _Output, limit_s: float) -> None:
 
 
 async def _start(
-    command: str, plugin: Mapping[str, Any], *, is_interactive: bool
+    command: str, plugin: Mapping[str, Any], *, is_interactive: bool, has_session: bool
 ) -> tuple[asyncio.SubprocessTransport, _Output]:
     info = {"apiVersion": plugin["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": is_interactive}}
     own = {one["name"]: one["value"] for one in plugin.get("env") or ()}
@@ -107,7 +118,7 @@ async def _start(
             stdin=None if is_interactive else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=None if is_interactive else asyncio.subprocess.PIPE,
-            start_new_session=not is_interactive,
+            start_new_session=has_session,
         )
     except OSError as error:
         raise ValueError(f"its exec plugin {command} cannot be run: {error.strerror}") from error

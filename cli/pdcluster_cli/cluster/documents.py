@@ -45,6 +45,8 @@ _NOT_YAML: Final = (yaml.YAMLError, ValueError, LookupError, AttributeError, Rec
 """Errors that PyYAML raises, also for bytes that are no text, values that do not fit their tags, or deep nesting."""
 _MAX_VALUES: Final = 100_000
 """Of a PDCluster, which has a few hundred. A file of some lines can stand for more than memory holds: by aliases."""
+_TEXT: Final = 100
+"""Characters of a text that count as a value."""
 _NOT_JSON: Final = {*_NUMBERS, "tag:yaml.org,2002:timestamp"}
 
 
@@ -55,6 +57,12 @@ class _Loader(yaml.SafeLoader):
         first: [(tag, pattern) for tag, pattern in known if tag not in _NOT_JSON]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merges ``<<`` into the mapping. Merges of merges grow as aliases do, and are written out here already."""
+        super().flatten_mapping(node)
+        if len(node.value) > _MAX_VALUES:
+            raise yaml.constructor.ConstructorError(problem=f"it merges more than {_MAX_VALUES} keys")
 
 
 for _tag, _pattern in _NUMBERS.items():
@@ -75,7 +83,7 @@ def read_file(path: str) -> YamlDocument:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
         documents = [one for document in yaml.load_all(text, _Loader) for one in _objects_in(document)]
         found = [one for one in documents if isinstance(one, dict) and one.get("kind") == KIND]
-        num_values = sum(_num_values(one, {}) for one in found)
+        num_values = _num_values(found[0], {}) if len(found) == 1 else 0
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from error
     except _NOT_YAML as error:
@@ -97,9 +105,10 @@ def _objects_in(document: Any) -> list[Any]:
 
 
 def _num_values(value: Any, known: dict[int, int]) -> int:
-    """The number of values, each alias counted with all that it stands for. ``known``: by identity."""
+    """The number of values, each alias counted with all that it stands for, a long text as several. ``known``: by
+    identity."""
     if not isinstance(value, dict | list):
-        return 1
+        return 1 + len(value) // _TEXT if isinstance(value, str) else 1
     if id(value) not in known:
         known[id(value)] = 0  # An alias within what it stands for: JSON refuses that later.
         known[id(value)] = 1 + sum(

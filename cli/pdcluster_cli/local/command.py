@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -57,6 +58,9 @@ KEPT_RUNS: Final = 10
 """Folders with logs and traces that are kept, the new start's included."""
 
 _STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S: Final = 1.0
+"""A second signal within this time is part of the first. A later one counts anew: Python may have dropped what the
+first one raised, if it came in a destructor."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -272,12 +276,12 @@ def _zygote(zygote: Zygote) -> Iterator[Zygote]:
 
 @contextlib.contextmanager
 def _signals_raise() -> Iterator[None]:
-    is_stopped = False
+    raised_at = -math.inf
 
     def stop(number: int, _: FrameType | None) -> None:
-        nonlocal is_stopped
-        if not is_stopped:
-            is_stopped = True
+        nonlocal raised_at
+        before, raised_at = raised_at, time.monotonic()
+        if raised_at - before > _AGAIN_S:
             raise Stopped(number)
 
     before = {number: signal.signal(number, stop) for number in _STOPPING if not _is_nohup(number)}

@@ -6,6 +6,7 @@ each wait gets what is left of the deadline. The operating system's look-up of a
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import threading
@@ -52,9 +53,14 @@ def connect(host: str, port: int, deadline: float) -> socket.socket:
 
 
 def _addresses(host: str, port: int, deadline: float) -> _SocketAddresses:
+    with contextlib.suppress(OSError, UnicodeError):  # It is a name, and no address.
+        return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
     answer: queue.SimpleQueue[_SocketAddresses | Exception] = queue.SimpleQueue()
     # Not joined: the look-up cannot be interrupted. As a daemon it does not keep the process from its end.
-    threading.Thread(target=_look_up, args=(host, port, answer), name="look-up", daemon=True).start()
+    try:
+        threading.Thread(target=_look_up, args=(host, port, answer), name="look-up", daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(f"{host} cannot be looked up: {error}") from error
     try:
         found = answer.get(timeout=left_s(deadline))
     except queue.Empty:

@@ -24,6 +24,8 @@ from pdcluster_cli.checks import (
     problems_of,
 )
 from pdcluster_cli.processes.engines import LocalDevice
+from pdcluster_cli.processes.waiting import held_ports
+from pdcluster_protocol.launch import INTERNAL_PORT
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -102,6 +104,12 @@ def test_a_taken_port_is_named_with_the_cure() -> None:
         problem = check_port(port).problem
     cure = "stop what listens there or choose another port (--port N, make run PORT=N)"
     assert problem == f"port {port} on 127.0.0.1 cannot be used (Address already in use): {cure}"
+
+
+def test_the_default_internal_port_is_taken_too_while_another_pool_that_starts_holds_it() -> None:
+    with held_ports(1, wish=INTERNAL_PORT) as (held,):
+        assert held  # If it is another port, another program has the default one, and the check says so as well.
+        assert "cannot be used" in check_port(INTERNAL_PORT).problem
 
 
 def test_only_problems_are_shown_in_order() -> None:

@@ -56,12 +56,10 @@ def test_a_url_is_kept_without_the_slash_at_its_end(url: str, kept: str) -> None
         "api:6443",
         "ftp://api",
         "https://",
-        "https://me@api",
         "https://api?x=1",
         "https://api#x",
         "https://api:99999",
         "https://api:abc",
-        "https://:secret@api",
         "https://a b",
         "https://api:0",
     ],
@@ -69,6 +67,15 @@ def test_a_url_is_kept_without_the_slash_at_its_end(url: str, kept: str) -> None
 def test_what_is_no_url_of_an_api_server_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not a URL like https://HOST:PORT"):
         checked_api_url(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://me:s3cret@h:6443", "https://u:s3#cret@h:6443", "https://:s3/cret@h", "https://me@h"]
+)
+def test_a_password_in_a_url_is_refused_and_not_told(url: str) -> None:
+    with pytest.raises(ValueError, match="has a user name or password in it: leave it out") as refused:
+        checked_api_url(url)
+    assert "cret" not in str(refused.value)
 
 
 def test_a_token_is_never_sent_in_the_clear() -> None:

@@ -47,7 +47,18 @@ def test_all_else_stays_as_it_is(other: Any) -> None:
     assert levels_of(beside[1]) == (MAX_DEPTH - 2, CUT)
 
 
-@pytest.mark.parametrize("text", ["", "[", "{'a': 1}", TOO_DEEP[:-1], "[" * 30_000, "]" + TOO_DEEP, TOO_DEEP + '"'])
+NO_JSON: Final = {
+    "nothing": "",
+    "no end": "[",
+    "other quotes": "{'a': 1}",
+    "one bracket less": TOO_DEEP[:-1],
+    "deep without an end": "[" * 30_000,
+    "one bracket more": "]" + TOO_DEEP,
+    "cut in a long string": TOO_DEEP + '"' + "x" * 1_000_000,
+}
+
+
+@pytest.mark.parametrize("text", NO_JSON.values(), ids=NO_JSON)
 def test_what_is_no_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"Expecting|Unterminated|Extra data"):
         decode_document(text)

@@ -90,6 +90,23 @@ def test_aliases_that_stand_for_more_than_memory_holds_are_refused(tmp_path: Pat
         read_file(str(path))
 
 
+def test_merges_that_stand_for_more_than_memory_holds_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 {x: 1}", *(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 40))]
+    path = tmp_path / "pool.yaml"
+    path.write_text("kind: PDCluster\nmetadata: {name: a}\n" + "\n".join(lines))
+    with pytest.raises(Unreadable, match="it merges more than 100000 keys"):
+        read_file(str(path))
+    path.write_text("kind: PDCluster\nmetadata: {name: a}\nx: &x {a: 1}\ny: {<<: *x, b: 2}\n")
+    assert read_file(str(path))["y"] == {"a": 1, "b": 2}
+
+
+def test_a_long_text_that_aliases_repeat_is_refused_too(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_text(f"kind: PDCluster\nmetadata: {{name: a}}\nx: &x {'x' * 20_000}\ny: [{', '.join(['*x'] * 2000)}]\n")
+    with pytest.raises(Unreadable, match="has more than 100000 values"):
+        read_file(str(path))
+
+
 def test_a_few_aliases_are_read(tmp_path: Path) -> None:
     path = tmp_path / "pool.yaml"
     path.write_text("kind: PDCluster\nmetadata: {name: a}\nx: &x {a: [1, 2]}\ny: [*x, *x]\n")

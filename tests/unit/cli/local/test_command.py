@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,20 @@ def test_a_signal_that_comes_as_the_clean_up_begins_does_not_prevent_it(monkeypa
 def test_a_second_signal_is_ignored() -> None:
     with pytest.raises(Stopped) as stopped, _signals_raise(), after_all(signal.SIGINT):
         signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.exit_status == 128 + signal.SIGTERM
+
+
+def test_a_signal_counts_though_python_has_dropped_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it raised, for one in a destructor."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with _signals_raise():
+        with pytest.raises(Stopped):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # The same moment: it is part of the first.
+        now = 101.1
+        with pytest.raises(Stopped) as stopped:
+            signal.raise_signal(signal.SIGTERM)
     assert stopped.value.exit_status == 128 + signal.SIGTERM
 
 

@@ -26,6 +26,8 @@ def talking(greeting: bytes, more: bytes, every_s: float = 0.0) -> Iterator[int]
                     if is_over.wait(every_s):
                         return
                     connection.sendall(more)
+                connection.shutdown(socket.SHUT_WR)
+                is_over.wait()  # Closed now, with words of the reader unread, it would reset what is on its way.
 
         thread = threading.Thread(target=serve)
         thread.start()

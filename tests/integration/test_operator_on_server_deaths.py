@@ -102,10 +102,10 @@ def test_a_rollout_that_the_order_of_groups_holds_up_keeps_the_ready_one_and_tel
         pool.wait_ready()
         [old] = groups_of(server, pool)
         server.node.waits_for = lambda pod: {"reason": "Lost"} if pod["metadata"]["name"] == f"{old}-0" else None
-        assert eventually(lambda: is_told(pool, "DecodeReady", "InstancesNotReady"), timeout_s=MINUTE_S), pool.read()
+        assert eventually(lambda: is_told(pool, "DecodeReady", "InstancesNotReady")), pool.read()
         pool.merge({"image": "engine:2"})
         words = (f"group 0 of {old} is not ready", "set rollout.maxUnavailable to 1")
-        assert eventually(lambda: is_told(pool, "Progressing", "HeldByGroups", *words), timeout_s=MINUTE_S), pool.read()
+        assert eventually(lambda: is_told(pool, "Progressing", "HeldByGroups", *words)), pool.read()
         assert groups_of(server, pool)[old] == 2
         pool.merge({"rollout": {"maxUnavailable": 1}})
         pool.wait_ready()

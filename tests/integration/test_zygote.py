@@ -192,7 +192,7 @@ def test_a_killed_zygote_takes_along_the_programs_that_its_engines_started(zygot
     program = int((tmp_path / "pid").read_text())
     subprocess.run(["kill", "-KILL", str(zygote_here.pid)], check=True)
     assert engine.wait(PATIENCE_S) == -signal.SIGKILL
-    assert eventually(lambda: not is_running(program), timeout_s=20)
+    assert eventually(lambda: not is_running(program))
 
 
 def test_a_zygote_that_stands_still_is_not_waited_for_endlessly(

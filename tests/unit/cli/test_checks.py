@@ -111,7 +111,7 @@ def test_the_default_internal_port_is_taken_too_while_another_pool_that_starts_h
     with held_ports(1) as (held,):
         assert not check_port(held).problem
         monkeypatch.setattr("pdcluster_cli.checks.INTERNAL_PORT", held)
-        assert "cannot be used (Address already in use)" in check_port(held).problem
+        assert "cannot be used (Address already in use)" in str(check_port(held).problem)
 
 
 def test_only_problems_are_shown_in_order() -> None:

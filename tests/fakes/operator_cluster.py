@@ -59,6 +59,8 @@ class Pods:
     live: int = 0
     ready: int = 0
     terminating: int = 0
+    ready_groups: tuple[int, ...] | None = None
+    """Indexes of the ready groups; None: nobody tells them."""
 
 
 @dataclass
@@ -233,6 +235,7 @@ class FakeCluster:
             live=pods.live,
             ready=pods.ready,
             terminating=pods.terminating,
+            ready_groups=pods.ready_groups,
         )
 
     def _workloads(self) -> dict[str, Stored]:

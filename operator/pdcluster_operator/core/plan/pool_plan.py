@@ -18,6 +18,7 @@ created with its number of replicas. If the workload exists already, the picture
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from pdcluster_operator.api.cluster import ScalingMode
@@ -34,7 +35,14 @@ from pdcluster_operator.core.rollout.last_prefill import keep_last_prefill
 from pdcluster_operator.core.rollout.steps import Change, next_step
 from pdcluster_operator.core.seen.observed import Observed, SeenWorkload, VerificationResult, Version
 from pdcluster_operator.core.status.conditions import Counts, Reason, Status, Type
-from pdcluster_operator.core.status.pool_status import Facts, Problems, Verification, deadline_at, reduce_status
+from pdcluster_operator.core.status.pool_status import (
+    Facts,
+    Problems,
+    Verification,
+    deadline_at,
+    reduce_status,
+    verified_target,
+)
 from pdcluster_operator.kinds import SCALER, SERVICE
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
@@ -57,6 +65,7 @@ def plan_pool(pool: Pool, observed: Observed, *, secret_text: str, now: int) -> 
     except ConfigError as error:
         return _refused_plan(pool, observed, str(error), now)
     facts = _facts(pool, observed, target.name, target.counts, found=target)
+    facts = replace(facts, held_by_groups=_held_by_groups(target, facts, observed.status))
     status = reduce_status(facts, observed.status, now=now)
     waits = _is_proven_by_others(facts, observed.status)
     changes = () if waits else _changes(pool, target, status)
@@ -104,15 +113,15 @@ def _facts(
         is_paused=pool.spec.rollout.paused,
         problems=_problems(observed, found.ids if found else None),
         is_target_empty=found is not None and found.is_empty,
-        held_by_groups=_held_by_groups(found, observed.status) if found else "",
         unknown_fields=observed.unknown_fields,
         missing_secret=observed.missing_secret,
     )
 
 
-def _held_by_groups(target: Target, before: Status | None) -> str:
-    """Told of a rollout that is past its deadline too, which makes no step by itself."""
-    is_verified = before is not None and before.verified == target.name
+def _held_by_groups(target: Target, facts: Facts, before: Status | None) -> str:
+    """Told of a rollout that is past its deadline too, which makes no step by itself. A proof counts from this look on:
+    no other look may come."""
+    is_verified = verified_target(facts, before) == target.name
     return held_by_groups(target.fleet(is_verified=is_verified, is_paused=False, is_past_deadline=False))
 
 

@@ -115,7 +115,7 @@ _HELD: Final = frozenset({Reason.ROLLOUT_PAUSED, Reason.NOT_ACCEPTED})
 
 def reduce_status(facts: Facts, before: Status | None, *, now: int) -> Status:
     """The status to write. ``now`` and ``before``'s times: whole Unix seconds."""
-    status = Status(facts.generation, facts.target, _verified(facts, before), facts.prefill, facts.decode)
+    status = Status(facts.generation, facts.target, verified_target(facts, before), facts.prefill, facts.decode)
     findings = {
         Type.ACCEPTED: _accepted(facts),
         **{condition: _role_ready(facts, role) for role, condition in ROLE_CONDITIONS.items()},
@@ -139,7 +139,7 @@ def deadline_at(status: Status, deadline_s: int) -> int | None:
     return progressing.update_s + deadline_s
 
 
-def _verified(facts: Facts, before: Status | None) -> str:
+def verified_target(facts: Facts, before: Status | None) -> str:
     """The target that is proven, or empty.
 
     Status keeps a proof, so a new leader need not ask again. The proof of this target ends if a request fails or its

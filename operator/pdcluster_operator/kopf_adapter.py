@@ -19,7 +19,7 @@ Switched off, or replaced:
     signal handlers (``on_spawned``)        would end the watches before our term has ended
     waiting for tasks (``_Everything``)     would wait for, and cancel, tasks that are ours
     the limit on its exit                   ``replica`` has one for the whole process
-    parsing (``_Parsing``)                     ends all watches at an object that is nested too deep for Python
+    parsing (``_Parsing``)                  ends all watches at an object that is nested too deep for Python
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from pdcluster_cli.cluster.event_loop import run
 from pdcluster_kube.access import ApiAccess, read_pod
+from pdcluster_kube.documents import decode_document
 from pdcluster_kube.kubeconfig import has_kubeconfig, read_kubeconfig
 from pdcluster_kube.reader import ApiStatusError, KubeReader
 from pdcluster_operator.api.base import API_VERSION, faults_in
@@ -216,7 +217,7 @@ async def _get(where: Where, path_in: Callable[[str], str]) -> YamlDocument:
     reader = KubeReader(access, timeout_s=_CALL_S, user_agent="pdcluster")
     answer = await reader.read(path_in(where.namespace or namespace))
     try:
-        found = json.loads(answer)
+        found = decode_document(answer)
     except ValueError:
         found = None
     if not isinstance(found, dict):

@@ -222,6 +222,13 @@ def test_an_answer_that_is_no_object_is_refused_in_one_line(answer: bytes, api: 
     assert typed("explain", "tiny", status=2).err == "pdcluster explain: the API server's answer is no object\n"
 
 
+def test_an_object_that_is_nested_too_deep_for_python_is_explained(api: ApiServer, typed: Typed) -> None:
+    """The operator survives it, and says in its status what is wrong."""
+    deep = b'{"metadata": {"name": "tiny", "generation": 1}, "spec": ' + b'{"a":' * 5000 + b"1" + b"}" * 5001
+    api.faults.append(Fault(is_list, deep))
+    assert "The operator has not looked at it" in typed("explain", "tiny", status=1).out
+
+
 def test_a_cluster_that_is_not_there_is_told(home: Path, typed: Typed) -> None:
     port = fresh_port()
     write_kubeconfig(home, f"http://127.0.0.1:{port}")

@@ -123,7 +123,7 @@ class TestARollout:
         [old] = workloads(world, Role.DECODE)
         world.pods[old].ready, world.pods[old].ready_groups = 1, (1,)
         cluster = make_cluster({**changes, **NEXT})
-        plan = world.reconcile(cluster)
+        world.reconcile(cluster)
         for name, pods in world.pods.items():
             if name != old:
                 pods.live = pods.ready = world.replicas(name)

@@ -251,7 +251,11 @@ async def test_a_plugin_that_hangs_is_ended(tmp_path: Path) -> None:
     await until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-async def test_what_a_plugin_that_hangs_has_started_is_ended_too(tmp_path: Path) -> None:
+async def test_what_a_plugin_that_hangs_has_started_is_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no terminal is, as in a pod: else it could not ask its user."""
+    monkeypatch.setattr("pdcluster_kube.exec_plugin._has_terminal", lambda: False)
     path = write(tmp_path, {"server": "https://api"}, plugin(tmp_path, f"sleep 600 & echo $! > {tmp_path}/pid; wait"))
     with pytest.raises(ConfigError, match="its exec plugin gave nothing within 5 s"):
         await read_kubeconfig(path, timeout_s=5)  # Long enough for its first line, also on a busy machine.

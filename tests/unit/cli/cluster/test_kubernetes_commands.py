@@ -232,11 +232,8 @@ def test_an_object_that_is_nested_too_deep_for_python_is_explained(api: ApiServe
 def test_a_cluster_that_is_not_there_is_told(home: Path, typed: Typed) -> None:
     port = fresh_port()
     write_kubeconfig(home, f"http://127.0.0.1:{port}")
-    for words in (
-        ["explain", "tiny"],
-        ["plan", "-f", str(EXAMPLE), "--from-cluster"],
-        ["why", "an-id", "--cluster", "tiny"],
-    ):
+    plan, why = ["plan", "-f", str(EXAMPLE), "--from-cluster"], ["why", "an-id", "--cluster", "tiny"]
+    for words in (["explain", "tiny"], plan, why):
         told = typed(*words, status=2).err
         assert f"127.0.0.1:{port}" in told
         assert told.endswith(

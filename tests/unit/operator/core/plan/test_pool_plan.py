@@ -116,25 +116,6 @@ class TestANewPool:
 
 
 class TestARollout:
-    def test_that_groups_hold_it_up_is_told_in_the_look_that_learns_of_the_proof(self) -> None:
-        """No other look need come: nothing moves any more, and our own write of the status is no news."""
-        changes = {**NODES, f"{D}.replicas": 2, "spec.rollout": {"maxSurge": 1, "maxUnavailable": 0}}
-        world = running(changes)
-        [old] = workloads(world, Role.DECODE)
-        world.pods[old].ready, world.pods[old].ready_groups = 1, (1,)
-        cluster = make_cluster({**changes, **NEXT})
-        world.reconcile(cluster)
-        for name, pods in world.pods.items():
-            if name != old:
-                pods.live = pods.ready = world.replicas(name)
-        while not (plan := world.reconcile(cluster)).to_verify:
-            assert plan.moves
-        world.verify(plan)
-        told = world.reconcile(cluster).status.condition(Type.PROGRESSING)
-        assert told
-        assert told.reason is Reason.HELD_BY_GROUPS
-        assert f"group 0 of {old} is not ready" in told.message
-
     @pytest.mark.parametrize("limits", [{}, NO_SURGE, {"spec.rollout": {"maxSurge": "50%", "maxUnavailable": "25%"}}])
     def test_only_the_new_revision_is_left_in_the_end(self, limits: dict[str, Any]) -> None:
         size = {f"{P}.replicas": 2, f"{D}.replicas": 4, **limits}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from fakes.network import FakeNetwork
+from patience import PATIENCE_S
 from pdcluster_connector.transport.base import Transport, TransportSettings, WriteId, WriteStatus
 from pdcluster_connector.transport.mooncake import MooncakeTransport
 from pdcluster_connector.transport.shared import SharedSessions, Use
@@ -157,7 +158,7 @@ def _mooncake(stack: ExitStack, writes_per_submit: int) -> tuple[Callable[[], Tr
     return lambda: MooncakeTransport(settings), lambda: ProcessReceiver(stack)
 
 
-def outcome(transport: Transport, write: WriteId, *, timeout_s: float = 10.0) -> WriteStatus:
+def outcome(transport: Transport, write: WriteId, *, timeout_s: float = PATIENCE_S) -> WriteStatus:
     """How the write ended; PENDING if it did not in time."""
     deadline = time.monotonic() + timeout_s
     while (status := transport.write_status(write)) is WriteStatus.PENDING and time.monotonic() < deadline:

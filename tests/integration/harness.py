@@ -90,12 +90,15 @@ class Server:
     def url(self) -> str:
         return f"{self.scheme}://{LOOPBACK}:{self.port}"
 
-    def read_trace(self, event: str) -> list[dict[str, Any]]:
-        """The trace lines with this ``event``, oldest first."""
-        if not self.trace_file.exists():
-            return []
-        lines = [json.loads(line) for line in self.trace_file.read_text().splitlines()]
-        return [line for line in lines if line["event"] == event]
+    def read_trace(self, event: str, at_least: int = 0) -> list[dict[str, Any]]:
+        """The trace lines with this ``event``, oldest first. A request's line may come after its answer, however late:
+        fails unless ``at_least`` so many come within ``PATIENCE_S``."""
+        assert eventually(lambda: len(self._lines(event)) >= at_least), self._lines(event)
+        return self._lines(event)
+
+    def _lines(self, event: str) -> list[dict[str, Any]]:
+        whole = self.trace_file.read_text().rpartition("\n")[0] if self.trace_file.exists() else ""
+        return [line for line in map(json.loads, whole.splitlines()) if line["event"] == event]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

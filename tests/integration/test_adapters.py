@@ -61,8 +61,14 @@ class Scene:
     def ask(self, url: str = "", model: str = "sql") -> tuple[int, ...]:
         return complete(url or self.pool.url, PROMPT, NUM_TOKENS, model=model).token_ids
 
-    def num_pushed(self) -> int:
-        return sum(line["outcome"] == "received" for line in self.pool.decode[0].read_trace("receive"))
+    def num_pushed(self, at_least: int = 0) -> int:
+        """Waits for ``at_least``: a line may come after the answer."""
+
+        def received() -> int:
+            return sum(line["outcome"] == "received" for line in self.pool.decode[0].read_trace("receive"))
+
+        assert eventually(lambda: received() >= at_least), received()
+        return received()
 
 
 @contextmanager
@@ -96,14 +102,14 @@ def test_decode_never_uses_kv_of_weights_that_it_has_replaced(
     with start_scene(harness, tmp_path, room=2) as scene:
         (prefill,), (decode,) = scene.pool.prefill, scene.pool.decode
         said = [scene.ask(), scene.ask(model="poem"), complete(scene.pool.url, PROMPT, NUM_TOKENS).token_ids]
-        assert (said, scene.num_pushed()) == ([wanted[OLD], wanted[OTHER], wanted[BASE]], 3)
+        assert (said, scene.num_pushed(3)) == ([wanted[OLD], wanted[OTHER], wanted[BASE]], 3)
         scene.put(NEW)
-        assert (scene.ask(), scene.num_pushed()) == (wanted[OLD], 4), "no engine has read the new files"
+        assert (scene.ask(), scene.num_pushed(4)) == (wanted[OLD], 4), "no engine has read the new files"
         scene.reload(decode)
         assert (scene.ask(prefill.url), scene.ask(decode.url)) == (wanted[OLD], wanted[NEW])
-        assert (scene.ask(), scene.num_pushed()) == (wanted[NEW], 4), "decode computes the prompt itself"
+        assert (scene.ask(), scene.num_pushed(4)) == (wanted[NEW], 4), "decode computes the prompt itself"
         scene.reload(prefill)
-        assert (scene.ask(), scene.num_pushed()) == (wanted[NEW], 5)
+        assert (scene.ask(), scene.num_pushed(5)) == (wanted[NEW], 5)
 
 
 @pytest.mark.slow
@@ -112,13 +118,13 @@ def test_an_adapter_that_decode_must_read_again_is_judged_by_the_files_that_it_w
 ) -> None:
     with start_scene(harness, tmp_path, room=1) as scene:
         (prefill,), (decode,) = scene.pool.prefill, scene.pool.decode
-        assert (scene.ask(), scene.num_pushed()) == (wanted[OLD], 1)
+        assert (scene.ask(), scene.num_pushed(1)) == (wanted[OLD], 1)
         assert scene.ask(decode.url, "poem") == wanted[OTHER], "decode has dropped the other adapter"
         scene.put(NEW)
         assert scene.ask(prefill.url) == wanted[OLD]
-        assert (scene.ask(), scene.num_pushed()) == (wanted[NEW], 1)
+        assert (scene.ask(), scene.num_pushed(1)) == (wanted[NEW], 1)
         assert scene.ask(prefill.url, "poem") == wanted[OTHER], "now prefill has to read it again, too"
-        assert (scene.ask(), scene.num_pushed()) == (wanted[NEW], 2)
+        assert (scene.ask(), scene.num_pushed(2)) == (wanted[NEW], 2)
 
 
 @pytest.mark.slow

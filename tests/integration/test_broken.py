@@ -35,7 +35,7 @@ def test_content_that_is_wrong_is_pushed_again_and_the_answer_is_exact(
 ) -> None:
     with broken_pool(harness, name, "full") as pool:
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
-        (line,) = pool.decode[0].read_trace("receive")
+        (line,) = pool.decode[0].read_trace("receive", 1)
         assert line["outcome"] == "received"
         assert eventually(lambda: num_mismatches(pool) == 1)
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
@@ -46,7 +46,7 @@ def test_content_that_is_always_wrong_is_recomputed_and_never_answered_from(
 ) -> None:
     with broken_pool(harness, "SkipsALayer", "full", "recompute") as pool:
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
-        (line,) = pool.decode[0].read_trace("receive")
+        (line,) = pool.decode[0].read_trace("receive", 1)
         assert line["outcome"] == "failed"
         assert eventually(lambda: num_mismatches(pool) == 2)
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
@@ -90,6 +90,6 @@ def test_missing_bytes_are_one_clear_error_and_every_block_comes_back(harness: H
         with pytest.raises(HttpError) as error:
             complete(pool.url, PROMPT, 16)
         assert error.value.status >= 500
-        (line,) = pool.decode[0].read_trace("receive")
+        (line,) = pool.decode[0].read_trace("receive", 1)
         assert (line["outcome"], reason in line["reason"]) == ("failed", True), line
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)

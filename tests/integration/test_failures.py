@@ -145,14 +145,14 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_both_engines(
     whole_pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
     body = {"prompt": PROMPT, "max_tokens": 4000, "temperature": 0, "stream": True, "ignore_eos": True}
-    with opened(f"{whole_pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30) as response:
+    with opened(f"{whole_pool.url}/v1/completions", "POST", json.dumps(body).encode(), PATIENCE_S) as response:
         assert response.readline().startswith(b"data:")
     require_still_serving(whole_pool, expected)
 
 
 def test_a_decode_engine_killed_in_the_middle_of_a_stream_cuts_it_without_a_clean_end(pool: Pool) -> None:
     body = {"prompt": PROMPT, "max_tokens": 4000, "temperature": 0, "stream": True, "ignore_eos": True}
-    with opened(f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30) as response:
+    with opened(f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), PATIENCE_S) as response:
         assert response.readline().startswith(b"data:")
         pool.decode[0].handle.signal(signal.SIGKILL)
         with pytest.raises((IncompleteRead, OSError)) as cut:
@@ -176,7 +176,7 @@ def test_engines_with_other_block_sizes_are_told_the_cure(harness: Harness) -> N
         asking = Asking(pool, PROMPT)
         asking.join(PATIENCE_S)
         assert "--block-size" in require_openai_error(asking.error)
-        (line,) = pool.decode[0].read_trace("receive")
+        (line,) = pool.decode[0].read_trace("receive", 1)
         assert "pages of 64 tokens on prefill, 128 on decode" in line["reason"]
         assert "--block-size" in line["reason"]
 
@@ -193,7 +193,7 @@ def test_engines_with_other_models_are_refused_before_any_byte(harness: Harness,
         asking.join(PATIENCE_S)
         require_openai_error(asking.error)
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
-        assert all(line["num_bytes"] == 0 for line in pool.prefill[0].read_trace("push"))
+        assert all(line["num_bytes"] == 0 for line in pool.prefill[0].read_trace("push", 1))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
 def opened_with_deadline(pool: Pool, seconds: int) -> AbstractContextManager[HTTPResponse]:
     body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}
     return opened(
-        f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), 30, {"x-request-timeout": str(seconds)}
+        f"{pool.url}/v1/completions", "POST", json.dumps(body).encode(), PATIENCE_S, {"x-request-timeout": str(seconds)}
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from integration.harness import Harness, Pool, Server, eventually, metric
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.engines
 
@@ -32,7 +34,7 @@ def servers(harness: Harness) -> Iterator[tuple[Pool, Server]]:
 
 
 def client_of(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
 
 def both(servers: tuple[Pool, Server]) -> tuple[openai.OpenAI, openai.OpenAI, str]:
@@ -79,7 +81,7 @@ def test_an_alias_is_listed_and_answered_as_its_model_under_the_models_own_name(
     pool, single, model = both(servers)
     assert [card.id for card in pool.models.list().data] == [model, ALIAS]
     wanted: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
-    before = num_pushed(servers[0])
+    since = time.monotonic()
     ours = pool.chat.completions.create(model=ALIAS, **wanted)
     theirs = single.chat.completions.create(model=model, **wanted)
     assert (ours.model, ours.choices[0].message.content) == (theirs.model, theirs.choices[0].message.content)
@@ -88,11 +90,16 @@ def test_an_alias_is_listed_and_answered_as_its_model_under_the_models_own_name(
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == theirs.choices[0].message.content
     several = pool.chat.completions.create(**{**wanted, "model": ALIAS, "n": 2, "temperature": 1, "seed": 1})
     assert (several.model, len(several.choices)) == (model, 2)
-    assert num_pushed(servers[0]) == before + 4, "each sequence was pushed"
+    assert eventually(lambda: num_pushed(servers[0], since) == 4), "each sequence was pushed"
 
 
-def num_pushed(pool: Pool) -> int:
-    return sum(line["prefill_replied_at"] is not None for line in pool.router.read_trace("request"))
+def num_pushed(pool: Pool, since: float) -> int:
+    """How many sequences that came after ``since``, in seconds of ``time.monotonic``, prefill has computed so far.
+
+    The router writes a request's line when prefill has replied, too: that may be after decode's whole answer.
+    """
+    lines = (line for line in pool.router.read_trace("request") if line["received_at"] >= since)
+    return sum(line["prefill_replied_at"] is not None for line in lines)
 
 
 def test_tools_reach_both_engines_alike(servers: tuple[Pool, Server]) -> None:
@@ -115,7 +122,7 @@ SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def asked(url: str, path: str, body: dict[str, Any]) -> bytes:
-    answer = httpx.post(f"{url}/v1/{path}", json={"max_tokens": 8, **body}, timeout=120)
+    answer = httpx.post(f"{url}/v1/{path}", json={"max_tokens": 8, **body}, timeout=PATIENCE_S)
     assert answer.status_code == 200, answer.text
     own = rb'("id":|"system_fingerprint":)"[^"]*"|("created":)[0-9]+|-?[0-9]+[.][0-9e-]+'
     return re.sub(own, rb"\1\g<2>0", answer.content)
@@ -152,11 +159,10 @@ def test_a_stream_of_several_sequences_says_what_one_engines_says(servers: tuple
 def test_several_sequences_are_pushed_and_leave_nothing_behind(servers: tuple[Pool, Server]) -> None:
     pool, _ = servers
     prompts = [[200 + number] * 40 for number in range(3)]
-    num_before = len(pool.router.read_trace("request"))
+    since = time.monotonic()
     asked(pool.url, "completions", {"prompt": prompts, "n": 2, "seed": 1})
-    assert eventually(lambda: len(pool.router.read_trace("request")) == num_before + 6)
-    lines = pool.router.read_trace("request")[num_before:]
-    assert all(line["prefill_replied_at"] is not None and line["status"] == 200 for line in lines)
+    assert eventually(lambda: num_pushed(pool, since) == 6)
+    assert all(line["status"] == 200 for line in pool.router.read_trace("request") if line["received_at"] >= since)
     assert eventually(lambda: sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in pool.engines) == 0)
 
 
@@ -168,7 +174,7 @@ def test_several_sequences_are_pushed_and_leave_nothing_behind(servers: tuple[Po
 def test_several_sequences_of_which_one_is_refused_are_refused_as_by_one_engine(
     servers: tuple[Pool, Server], body: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    answers = [httpx.post(f"{one.url}/v1/completions", json={**body, **more}, timeout=120) for one in servers]
+    answers = [httpx.post(f"{one.url}/v1/completions", json={**body, **more}, timeout=PATIENCE_S) for one in servers]
     assert answers[0].status_code == answers[1].status_code
     theirs = answers[1].text
     if body.get("model") == "none":  # vLLM tells its names, and ours tells the alias after them.
@@ -207,6 +213,6 @@ def load_of(engine: Server) -> float:
 def test_a_question_of_tokens_is_answered_as_by_the_single_engine(servers: tuple[Pool, Server], path: str) -> None:
     model = both(servers)[2]
     question = {"model": model, "messages": MESSAGES, "max_tokens": 1}
-    ours, theirs = (httpx.post(f"{server.url}{path}", json=question, timeout=60) for server in servers)
+    ours, theirs = (httpx.post(f"{server.url}{path}", json=question, timeout=PATIENCE_S) for server in servers)
     assert (ours.status_code, ours.content) == (theirs.status_code, theirs.content)
     assert ours.status_code == 200

@@ -15,6 +15,7 @@ from fakes.vllm_server import VllmPages, serving
 from integration.harness import Harness, eventually
 from integration.ports import fresh_port
 from integration.ranks import SECRET
+from patience import PATIENCE_S
 from pdcluster_cli.__main__ import main
 from pdcluster_cli.pod import ready
 from pdcluster_cli.processes.engines import PoolRole
@@ -75,7 +76,7 @@ def listening(greeting: bytes) -> Iterator[int]:
             connection, _ = server.accept()
             with connection:
                 connection.sendall(greeting)
-                connection.settimeout(60)
+                connection.settimeout(PATIENCE_S)
                 with suppress(ConnectionError):
                     while connection.recv(1000):
                         pass

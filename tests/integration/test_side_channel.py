@@ -13,6 +13,7 @@ import zmq
 from integration.far_ranks import far_decode
 from integration.harness import eventually
 from integration.ranks import SECRET, Shape
+from patience import PATIENCE_S
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.side_channel import DecodeChannel, PrefillChannel, Wakeup
 from pdcluster_protocol.ids import BootId
@@ -52,7 +53,7 @@ def test_an_end_that_answers_no_heartbeat_is_lost_and_one_that_is_only_busy_is_n
         watcher = next(one for one in watchers if not is_lost(one, 2 * SILENT_S))
         stopped_at = time.monotonic()
         far.signal(signal.SIGSTOP)
-        assert is_lost(watcher, 20)
+        assert is_lost(watcher, PATIENCE_S)
         assert time.monotonic() - stopped_at > SILENT_S / 2, "two heartbeats may come late"
         assert not busy.take_loss()
 
@@ -69,7 +70,7 @@ def test_an_end_that_closes_is_lost_and_told_once() -> None:
     with watched(SideChannelAddress("127.0.0.1", ending.port, BootId("b"))) as watcher:
         assert not is_lost(watcher, 0.2)
         ending.close()
-        assert is_lost(watcher, 20)
+        assert is_lost(watcher, PATIENCE_S)
         assert not watcher.take_loss()
 
 
@@ -79,7 +80,7 @@ def test_a_frame_over_the_bound_costs_its_sender_the_connection() -> None:
         channel._socket.send(bytes(MAX_FRAME_BYTES))
         assert not is_lost(channel, 1.0)
         channel._socket.send(bytes(MAX_FRAME_BYTES + 1))
-        assert is_lost(channel, 20)
+        assert is_lost(channel, PATIENCE_S)
 
 
 def test_a_loss_wakes_who_waits() -> None:

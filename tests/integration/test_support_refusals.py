@@ -53,8 +53,7 @@ def refusal(harness: Harness, prefill: Server, decode: Server) -> str:
 
 
 def require_nothing_written(prefill: Server) -> None:
-    pushes = prefill.read_trace("push")
-    assert pushes
+    pushes = prefill.read_trace("push", 1)
     assert {(line["outcome"], line["num_bytes"], line["writes"]) for line in pushes} == {("failed", 0, 0)}
 
 

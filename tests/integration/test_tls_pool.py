@@ -51,7 +51,7 @@ def test_a_pool_with_mtls_everywhere_answers_like_a_single_engine(
     }
     with harness.start_tls_pool(engine_args, connector, router_args) as pool:
         assert complete(pool.url, LONG, 16).token_ids == expected[len(LONG)]
-        assert [line["outcome"] for line in pool.decode[0].read_trace("receive")] == ["received"]
+        assert [line["outcome"] for line in pool.decode[0].read_trace("receive", 1)] == ["received"]
 
 
 @pytest.mark.engines
@@ -80,7 +80,7 @@ def test_a_pool_by_the_operators_words_is_alive_answers_and_takes_a_second_renew
     with harness.start_tls_pool([*engine_args], connector, [*router_args]) as pool:
         (prefill,), (decode,) = pool.prefill, pool.decode
         assert complete(pool.url, LONG, 16).token_ids == expected[len(LONG)]
-        assert [line["outcome"] for line in decode.read_trace("receive")] == ["received"]
+        assert [line["outcome"] for line in decode.read_trace("receive", 1)] == ["received"]
         for role, engine in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
             probes = engine_probes(asked, role)
             assert status_of(probes["livenessProbe"]["exec"]["command"], engine) == 0

@@ -51,7 +51,7 @@ def test_a_pool_that_hands_kv_over_is_verified_again_and_again(harness: Harness)
             assert told["transfer_protocol"] == "tcp"
             assert eventually(partial(has_received, pool, number))
         assert all(metric(engine.url, "pdcluster:transfer_protocol_info") == 1 for engine in pool.engines)
-        (first, second) = pool.prefill[0].read_trace("push")
+        (first, second) = pool.prefill[0].read_trace("push", 2)
         assert first["num_bytes"] > 0
         assert second["num_bytes"] > 0
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
@@ -74,7 +74,8 @@ def test_content_is_compared_whatever_the_model_and_the_ranks_are(harness: Harne
         with harness.router(prefills, decodes) as router:
             status, told = verify(Pool(router, prefills, decodes))
             assert (status, told.get("is_content_compared")) == (200, True), told
-        assert [line["is_content_compared"] for line in decodes[0].read_trace("receive")] == [True] * case.decode.tp
+        received = decodes[0].read_trace("receive", case.decode.tp)
+        assert [line["is_content_compared"] for line in received] == [True] * case.decode.tp
 
 
 @pytest.mark.slow

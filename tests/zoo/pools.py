@@ -189,10 +189,9 @@ def require_pushed(prefill: Server, decode: Server, seen: int, at_least: int) ->
 
     The load failure policy is ``fail``, so nothing was recomputed either.
     """
-    receipts = decode.read_trace("receive")[seen:]
+    receipts = decode.read_trace("receive", seen + at_least)[seen:]
     assert [line for line in receipts if line["outcome"] != "received"] == []
-    assert len(receipts) >= at_least
-    pushes = prefill.read_trace("push")
+    pushes = prefill.read_trace("push", 1)
     assert [line for line in pushes if line["outcome"] != "done"] == []
     assert sum(line["num_bytes"] for line in pushes) > 0
 

@@ -55,6 +55,8 @@ class Auditor:
         self._completed = asyncio.Event()
         self.blind_to: frozenset[str] = frozenset()
         """Uids that two comparisons in a row have found and no watch has shown."""
+        self.trouble = ""
+        """Why the last comparison failed; empty: it did not."""
         self._is_suspicious = asyncio.Event()
 
     @property
@@ -123,8 +125,10 @@ class Auditor:
             await work()
         except KubeError as error:
             logger.warning("caches not compared reason=%s", error)
+            self.trouble = str(error)
             self.suspect()
             return False
+        self.trouble = ""
         return True
 
     async def _compare_all(self) -> set[str]:

@@ -28,7 +28,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -97,11 +97,16 @@ class Handlers:
 
 @asynccontextmanager
 async def running_watches(
-    handlers: Handlers, kinds: Iterable[Kind], settings: Settings, access: ApiAccess, on_spawned: Callable[[], None]
+    handlers: Handlers,
+    kinds: Iterable[Kind],
+    namespaces: Sequence[str],
+    settings: Settings,
+    access: ApiAccess,
+    on_spawned: Callable[[], None],
 ) -> AsyncIterator[asyncio.Task[None]]:
     """kopf's watches run in the yielded task until the block ends.
 
-    ``on_spawned``: called when kopf has taken the process's signals.
+    ``namespaces``: empty means all of the cluster. ``on_spawned``: called when kopf has taken the process's signals.
     """
     stop = asyncio.Event()
     # Without an identity kopf asks the system for our user's name, and most images have none. kopf needs the identity
@@ -110,8 +115,8 @@ async def running_watches(
     tasks = await kopf.spawn_tasks(
         registry=_make_registry(handlers, kinds, access),
         settings=make_kopf_settings(kinds, timeout_s=settings.call_timeout_s, silence_s=settings.watch_silence_s),
-        clusterwide=not settings.namespaces,
-        namespaces=settings.namespaces,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
         standalone=True,
         identity=own_name,
         stop_flag=stop,

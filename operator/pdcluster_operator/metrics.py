@@ -47,13 +47,18 @@ class Metrics:
         self._runs.labels(outcome.value).observe(seconds)
 
     def watch_replica(
-        self, is_leading: Callable[[], bool], num_keys: Callable[[], int], overdue_s: Callable[[], float]
+        self,
+        is_leading: Callable[[], bool],
+        num_keys: Callable[[], int],
+        overdue_s: Callable[[], float],
+        num_left_out: Callable[[], int],
     ) -> None:
-        """Add three gauges, which are read for each page."""
+        """Add four gauges, which are read for each page."""
         for name, what, read in (
             ("leading", "1 while this replica leads", is_leading),
             ("queue_keys", "PDClusters that are due now or later", num_keys),
             ("queue_overdue_seconds", "For how long the oldest PDCluster has been due or looked at", overdue_s),
+            ("namespaces_left_out", "Namespaces of --namespace that the API server does not let us read", num_left_out),
         ):
             Gauge(f"pdcluster_operator_{name}", what, registry=self._registry).set_function(read)
 

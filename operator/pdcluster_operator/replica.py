@@ -33,6 +33,7 @@ from pdcluster_operator.kinds import LEADER_WORKER_SET, PDCLUSTER, POD, SCALER, 
 from pdcluster_operator.kopf_adapter import STOP_S, USER_AGENT, Handlers, running_watches
 from pdcluster_operator.leader import Leader
 from pdcluster_operator.metrics import Metrics
+from pdcluster_operator.namespaces import FoundNamespaces, find_namespaces, readable_one
 from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.reconcile import Reconciler
 from pdcluster_operator.settings import Settings
@@ -69,7 +70,11 @@ class Operator:
         self._queue: WorkQueue[Key] | None = None
         """The queue of the current term; None: we do not lead."""
         self._has_leader_worker_sets = False
+        self._namespaces = FoundNamespaces()
+        """Empty before they were looked for, and where all namespaces of the cluster are watched."""
         self._is_known = False
+        self._trouble = ""
+        """Why we do not know yet what to watch; empty: no call has failed."""
         self.auditor: Auditor | None = None
         self._handlers = Handlers(self.caches, self._has_news, self._has_listed)
         times = settings.lease_times
@@ -97,21 +102,28 @@ class Operator:
         )
         async with probes as port:
             logger.info("serving probes and metrics port=%d identity=%s", port, settings.identity)
-            if await _unless(stopped, self._find_kinds()):
+            if await _unless(stopped, self._find_what_to_watch()):
                 await self._watch_and_work(stopped)
 
-    async def _find_kinds(self) -> None:
-        """Wait until our CRDs are there, for kopf looks for kinds only once."""
+    async def _find_what_to_watch(self) -> None:
+        """Wait until our CRDs are there and a namespace can be read: kopf looks for kinds only once, and can not leave
+        a namespace out later."""
         while True:
             try:
-                if await self._reader.serves(PDCLUSTER) and await self._reader.serves(SCALER):
-                    self._has_leader_worker_sets = await self._reader.serves(LEADER_WORKER_SET)
-                    self._is_known = True
+                if await self._has_found_kinds():
+                    self._namespaces = await find_namespaces(self._reader, self._settings.namespaces)
                     return
                 logger.warning("no CRDs group=%s: install the chart with crds.enabled", PDCLUSTER.group)
             except PDClusterError as error:
                 logger.warning("API server not asked reason=%s", error)
+                self._trouble = str(error)
             await asyncio.sleep(_POLL_S)
+
+    async def _has_found_kinds(self) -> bool:
+        self._is_known = await self._reader.serves(PDCLUSTER) and await self._reader.serves(SCALER)
+        if self._is_known:
+            self._has_leader_worker_sets = await self._reader.serves(LEADER_WORKER_SET)
+        return self._is_known
 
     async def _watch_and_work(self, stopped: asyncio.Event) -> None:
         kinds = self._kinds()
@@ -120,11 +132,14 @@ class Operator:
             self._reader,
             self.caches,
             kinds,
-            settings.watched_namespaces,
+            self._namespaces.watched or (None,),
             interval_s=settings.resync_s,
             on_news=self._has_news,
         )
-        async with running_watches(self._handlers, kinds, settings, self._access, self._take_signals) as watching:
+        watches = running_watches(
+            self._handlers, kinds, self._namespaces.watched, settings, self._access, self._take_signals
+        )
+        async with watches as watching:
             working = asyncio.create_task(self._work(self.auditor), name="operator: work")
             stopping = asyncio.create_task(stopped.wait(), name="operator: stop")
             try:
@@ -140,6 +155,7 @@ class Operator:
             tasks.create_task(self._take_part(auditor), name="operator: leader")
             tasks.create_task(auditor.run(), name="operator: audit")
             tasks.create_task(self._await_new_kinds(), name="operator: kinds")
+            tasks.create_task(self._await_left_out(), name="operator: namespaces")
 
     async def _take_part(self, auditor: Auditor) -> None:
         """Take part in the election once the caches are complete. A replica that cannot read everything must not hold
@@ -190,6 +206,19 @@ class Operator:
                 if is_new:
                     raise RuntimeError("LeaderWorkerSet is installed now: starting anew to watch it")
 
+    async def _await_left_out(self) -> None:
+        """End the process once a namespace that was left out can be read, for kopf watches only those that it was told
+        at its start."""
+        while self._namespaces.left_out:
+            await asyncio.sleep(_POLL_S)
+            try:
+                namespace = await readable_one(self._reader, self._namespaces.left_out)
+            except PDClusterError as error:
+                logger.warning("API server not asked reason=%s", error)
+            else:
+                if namespace is not None:
+                    raise RuntimeError(f"namespace {namespace} can be read now: starting anew to watch it")
+
     def _kinds(self) -> tuple[Kind, ...]:
         optional = (LEADER_WORKER_SET,) if self._has_leader_worker_sets else ()
         return (PDCLUSTER, POD, *WATCHED_CHILDREN, *optional)
@@ -214,10 +243,12 @@ class Operator:
 
     def readiness(self) -> list[str]:
         """Why we are not ready; empty: we are. A standby is ready too, for it could lead at once."""
+        why = self.auditor.trouble if self.auditor else self._trouble
+        told = f": {why}" if why else ""
         if not self._is_known:
-            return [f"the CRDs of {PDCLUSTER.group} were not found yet"]
+            return [f"the CRDs of {PDCLUSTER.group} were not found yet{told}"]
         if self.auditor is None or not self.auditor.is_complete:
-            return ["the caches have not yet shown everything that there is"]
+            return [f"the caches have not yet shown everything that there is{told}"]
         return []
 
     def _add_gauges(self) -> None:
@@ -225,6 +256,7 @@ class Operator:
             is_leading=lambda: self.leader.is_leading,
             num_keys=lambda: len(self._queue or ()),
             overdue_s=lambda: self._queue.overdue_s() if self._queue else 0.0,
+            num_left_out=lambda: len(self._namespaces.left_out),
         )
         self._metrics.watch_pools(self._pool_samples)
 

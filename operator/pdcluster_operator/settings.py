@@ -98,11 +98,6 @@ class Settings(BaseModel):
         """None: the kubeconfig says."""
         return KubeAccess(self.kube_api, self.kube_ca_file, self.kube_token_file) if self.kube_api else None
 
-    @property
-    def watched_namespaces(self) -> tuple[str | None, ...]:
-        """The namespaces as calls to the API server take them: None means all."""
-        return self.namespaces or (None,)
-
 
 FLAGS: Final = Flags(
     Settings.model_fields,

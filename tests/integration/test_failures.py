@@ -193,7 +193,7 @@ def test_engines_with_other_models_are_refused_before_any_byte(harness: Harness,
         asking.join(PATIENCE_S)
         require_openai_error(asking.error)
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
-        assert all(line["num_bytes"] == 0 for line in pool.prefill[0].read_trace("push", 1))
+        assert all(line["num_bytes"] == 0 for line in pool.prefill[0].read_trace("push"))
 
 
 @pytest.mark.parametrize(

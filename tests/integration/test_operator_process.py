@@ -106,6 +106,41 @@ async def test_a_replica_that_cannot_read_everything_leaves_the_lease_to_others(
             await until(lambda: LEASE in api.store.objects)
 
 
+async def test_a_namespace_that_is_gone_for_good_keeps_no_other_from_being_looked_after() -> None:
+    """Its Role went with it. A process that starts then leaves it out, and ends once the namespace is back."""
+    async with running_api() as api, running_router() as router:
+        create(api, pool(router))
+        api.faults.append(Fault(lambda asked: "/namespaces/gone/" in asked.path, 403, times=10**6))
+        async with running_operator(api, namespaces=("gone", "default")) as replica:
+            await until(lambda: is_ready(api))
+            assert replica.operator.readiness() == []
+            assert b"pdcluster_operator_namespaces_left_out 1.0" in replica.operator._metrics.page()
+            assert not any("/namespaces/gone/" in asked.path and asked.kind == "watch" for asked in api.asked)
+            api.faults.clear()
+            with pytest.raises(ExceptionGroup) as ended:
+                await asyncio.wait_for(asyncio.shield(replica.task), PATIENCE_S)
+            assert "namespace gone can be read now" in str(ended.value.exceptions)
+
+
+async def test_where_no_namespace_can_be_read_it_waits_and_tells_why() -> None:
+    async with running_api() as api:
+        api.faults.append(Fault(lambda asked: "/namespaces/" in asked.path, 403, times=10**6))
+        async with running_operator(api, namespaces=("one", "two")) as replica:
+            await until(lambda: sum("/namespaces/two/" in asked.path for asked in api.asked) > 0)
+            assert LEASE not in api.store.objects
+            (told,) = replica.operator.readiness()
+            assert "/namespaces/one/" in told
+            api.faults.clear()
+            await until(lambda: LEASE in api.store.objects)
+
+
+async def test_what_keeps_the_caches_incomplete_is_told_at_readyz() -> None:
+    async with running_api() as api:
+        api.faults.append(Fault(lambda asked: asked.kind == "list" and asked.path.endswith("/pods"), 403, times=10**6))
+        async with running_operator(api) as replica:
+            await until(lambda: "/pods: 403" in str(replica.operator.readiness()))
+
+
 async def test_a_deletion_that_a_watch_missed_is_found_out() -> None:
     """kopf lists anew after a gap and says nothing of what is gone; what is still there tells that there was a gap."""
     async with running_api() as api, running_router() as router:

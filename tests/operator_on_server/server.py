@@ -23,8 +23,9 @@ from operator_on_server.process import OperatorProcess
 from operator_on_server.routers import PlayedRouters
 
 USER: Final = f"{NAMESPACE}:{ACCOUNT}"
-READY_LIMIT_S: Final = 120.0
-"""Each wait ends far below it; after many failures in a row the operator itself waits for up to a minute."""
+READY_LIMIT_S: Final = 300.0
+"""Each wait ends far below it; after many failures in a row the operator itself waits for up to a minute. Below the
+600 s after which it looks at everything anew, so that this look does not stand in for one that it has missed."""
 STILL_S: Final = 3.0
 """Before versions are compared: controllers write some statuses late."""
 KINDS: Final = {

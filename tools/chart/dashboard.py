@@ -304,6 +304,7 @@ PANELS: Final = (
             Line("sum(pdcluster_operator_queue_keys)", "waiting"),
             Line("max(pdcluster_operator_queue_overdue_seconds)", "overdue, seconds"),
             Line("sum(pdcluster_operator_leading)", "leading"),
+            Line("max(pdcluster_operator_namespaces_left_out)", "namespaces left out"),
         ),
     ),
 )

@@ -202,9 +202,14 @@ class Exchange:
         else:
             self._attempt_failed(Event.PREFILL_FAILED, FailureKind.PREFILL_FAILED, failure, blame)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event, no_kv: str | None = None) -> None:
+        """``no_kv``: why an attempt brought no KV. It is noted if prefill has failed for good, before the row ends."""
         pairing = self._pairing
-        for command in pairing.handle(event, now=self._services.now()):
+        commands = pairing.handle(event, now=self._services.now())
+        if no_kv is not None and pairing.phase in _WITHOUT_KV and not self._prefill_failure:
+            self._prefill_failure = no_kv
+            self.record.failed(FailureKind.PREFILL_EXHAUSTED, no_kv)
+        for command in commands:
             _CARRY_OUT[command](self)
         phase = pairing.phase
         role = WORK.get(phase)
@@ -324,14 +329,11 @@ class Exchange:
         self._no_kv(event)
 
     def _no_kv(self, event: Event) -> None:
-        """Handles ``event``: decode or the client may be told why there is no KV. Notes if prefill fails for good."""
+        """Handles ``event``: decode or the client may be told why there is no KV."""
         reason = self._prefill_reason
         outcome = failed(reason, self._request.terms.on_prefill_failure)
         self._verdict = Verdict(outcome, prefill_failed(reason), metrics.Outcome.PREFILL_FAILED)
-        self._handle(event)
-        if self._pairing.phase in (Phase.LOCAL_PREFILL, Phase.FAILED) and not self._prefill_failure:
-            self._prefill_failure = reason
-            self.record.failed(FailureKind.PREFILL_EXHAUSTED, reason)
+        self._handle(event, reason)
 
     def _start_prefill(self) -> None:
         reservation = self.calls.reservation
@@ -381,6 +383,7 @@ class Exchange:
         self._request = self._decode.request = self._attempts.request = self._request.without_body()
 
 
+_WITHOUT_KV: Final = (Phase.LOCAL_PREFILL, Phase.FAILED)
 _DECODING, _FIRST_BYTE, _DECODE_DONE = Phase.DECODING, Event.FIRST_BYTE, Event.DECODE_DONE
 _OK: Final = metrics.Outcome.OK
 """Module constants, because each request reads them: ``relay.py`` says why."""

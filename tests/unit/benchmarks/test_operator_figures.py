@@ -58,7 +58,7 @@ def test_the_operators_own_page_is_read() -> None:
     metrics.count_call(RealCall("update", LEASE, "PUT", "/x"), 200)
     metrics.count_run(RunOutcome.DONE, 0.1)
     metrics.count_run(RunOutcome.CONFLICT, 7.0)
-    metrics.watch_replica(lambda: True, lambda: 1, lambda: 0.5)
+    metrics.watch_replica(lambda: True, lambda: 1, lambda: 0.5, lambda: 0)
     counts = parse_counts(metrics.page().decode())
     assert counts.calls == {
         PATCH: 2,

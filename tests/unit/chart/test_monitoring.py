@@ -80,7 +80,7 @@ def operator_series() -> dict[str, set[str]]:
     metrics.count_call(ApiCall("get", PDCLUSTER, "GET", "/"), 200)
     metrics.count_run(LookOutcome.DONE, 0.1)
     metrics.watch_pools(lambda: [PoolSample("team", "tiny", (("Ready", "False"),), 60, 600)])
-    metrics.watch_replica(lambda: True, lambda: 1, lambda: 0.5)
+    metrics.watch_replica(lambda: True, lambda: 1, lambda: 0.5, lambda: 0)
     return series_in(metrics.page())
 
 
@@ -179,6 +179,7 @@ BOUNDS = {
     "PDClusterAdaptersMix": ("> 0", None),
     "PDClusterNobodyLeads": ("== 0", "5m"),
     "PDClusterLooksFail": ("> 10", "15m"),
+    "PDClusterNamespaceLeftOut": ("> 0", "15m"),
     "PDClusterDegraded": ("> 0", "1m"),
     "PDClusterRefused": ("> 0", "5m"),
     "PDClusterNotReady": ("", "1m"),

@@ -23,15 +23,10 @@ def settings_of(*flags: str) -> Settings:
 def test_flags_become_settings() -> None:
     settings = settings_of("--namespace", "a", "--namespace", "b", "--resync", "60", "--workers", "3", "--port", "0")
     assert settings.namespaces == ("a", "b")
-    assert settings.watched_namespaces == ("a", "b")
     assert (settings.resync_s, settings.workers, settings.port) == (60.0, 3, 0)
     assert settings_of("--api-server-port", "443", "--api-server-port", "16443").api_server_ports == (443, 16443)
     assert settings_of().api_server_ports == (443, 6443)
     assert settings.access == KubeAccess("https://api:6443")
-
-
-def test_without_namespaces_all_are_watched() -> None:
-    assert settings_of().watched_namespaces == (None,)
 
 
 def test_two_processes_on_one_host_are_two_candidates() -> None:

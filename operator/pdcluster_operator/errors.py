@@ -6,6 +6,7 @@ KubeError
     OwnConflict  a field has another value, which we ourselves set by a create or a scale
   NotFound       the object or its kind is not there, or no longer
   Forbidden      we lack the right: mend the chart's roles
+    Unauthenticated  the server does not know us
   Refused        the server refuses our write: the spec or our manifest is wrong
     Taken        a field has another owner: force the write only if the object is ours
   ApiUnavailable no answer, or not now: try again later
@@ -40,6 +41,10 @@ class NotFound(KubeError):
 
 class Forbidden(KubeError):
     """We lack the right, or the server does not know us. The message names method and path."""
+
+
+class Unauthenticated(Forbidden):
+    """The server does not know us: our token or certificate is no good, whatever we ask for."""
 
 
 class Refused(KubeError):

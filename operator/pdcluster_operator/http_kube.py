@@ -26,7 +26,7 @@ from pdcluster_kube.backoff import Backoff
 from pdcluster_kube.documents import decode_document
 from pdcluster_operator.core.answers import error_of
 from pdcluster_operator.errors import ApiUnavailable, NotFound, NotLeader, OwnConflict
-from pdcluster_operator.kinds import Kind, Object, Ref, ref_of
+from pdcluster_operator.kinds import Kind, Object, Ref, ref_of, selector_of
 from pdcluster_protocol.labels import MANAGER
 
 MAX_TRIES: Final = 4
@@ -129,6 +129,15 @@ class HttpKube:
             if token == query.get("continue"):
                 raise ApiUnavailable(f"GET {kind.path(namespace)}: the next page of the list is the same one again")
             query = {**query, "continue": token}
+
+    async def require_list(self, kind: Kind, namespace: str) -> None:
+        """Ask for one object of a kind.
+
+        Raises:
+            Forbidden: We may not list them.
+        """
+        query = {"limit": "1"} | ({"labelSelector": selector} if (selector := selector_of(kind)) else {})
+        await self._do(ApiCall("list", kind, "GET", kind.path(namespace), query, accept=_METADATA_ONLY))
 
     async def serves(self, kind: Kind) -> bool:
         """Whether the API server knows this kind."""

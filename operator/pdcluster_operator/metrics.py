@@ -58,7 +58,11 @@ class Metrics:
             ("leading", "1 while this replica leads", is_leading),
             ("queue_keys", "PDClusters that are due now or later", num_keys),
             ("queue_overdue_seconds", "For how long the oldest PDCluster has been due or looked at", overdue_s),
-            ("namespaces_left_out", "Namespaces of --namespace that the API server does not let us read", num_left_out),
+            (
+                "namespaces_left_out",
+                "Namespaces of --namespace that are not watched: at our start we could not read them",
+                num_left_out,
+            ),
         ):
             Gauge(f"pdcluster_operator_{name}", what, registry=self._registry).set_function(read)
 

@@ -7,58 +7,46 @@ read.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from pdcluster_operator.errors import Forbidden
+from pdcluster_operator.errors import Forbidden, Unauthenticated
 from pdcluster_operator.http_kube import HttpKube
-from pdcluster_operator.kinds import PDCLUSTER
-
-logger = logging.getLogger(__name__)
+from pdcluster_operator.kinds import Kind
 
 
 @dataclass(frozen=True, slots=True)
 class FoundNamespaces:
-    """``watched``: those whose PDClusters the API server lists for us. ``left_out``: those where it refuses that."""
+    """``watched``: those where we may list every kind. ``left_out``: those where we may not, each with the refusal."""
 
     watched: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
-async def find_namespaces(kube: HttpKube, wanted: Iterable[str]) -> FoundNamespaces:
-    """Ask for the PDClusters of each namespace.
+async def find_namespaces(kube: HttpKube, kinds: Collection[Kind], wanted: Iterable[str]) -> FoundNamespaces:
+    """Ask in each namespace for one object of each kind.
 
     Raises:
-        Forbidden: All refuse: our rights or our token are at fault, not a namespace.
-        ApiUnavailable: The API server does not answer.
+        Unauthenticated: The API server does not know us.
+        ApiUnavailable: It does not answer.
     """
-    watched: list[str] = []
-    refusals: dict[str, Forbidden] = {}
-    for namespace in wanted:
+    names = tuple(dict.fromkeys(wanted))
+    refusals = await asyncio.gather(*(_refusal(kube, kinds, name) for name in names))
+    told = tuple(zip(names, refusals, strict=True))
+    return FoundNamespaces(
+        tuple(name for name, refusal in told if not refusal),
+        tuple((name, refusal) for name, refusal in told if refusal),
+    )
+
+
+async def _refusal(kube: HttpKube, kinds: Collection[Kind], namespace: str) -> str:
+    """The API server's refusal in this namespace; empty: it grants all."""
+    for kind in kinds:
         try:
-            await kube.list_metadata(PDCLUSTER, namespace)
+            await kube.require_list(kind, namespace)
+        except Unauthenticated:
+            raise
         except Forbidden as refusal:
-            refusals[namespace] = refusal
-        else:
-            watched.append(namespace)
-    if refusals and not watched:
-        raise next(iter(refusals.values()))
-    for namespace, reason in refusals.items():
-        logger.warning("namespace left out until it can be read namespace=%s reason=%s", namespace, reason)
-    return FoundNamespaces(tuple(watched), tuple(refusals))
-
-
-async def readable_one(kube: HttpKube, namespaces: Iterable[str]) -> str | None:
-    """The first of these namespaces that can be read; None: none can.
-
-    Raises:
-        ApiUnavailable: The API server does not answer.
-    """
-    for namespace in namespaces:
-        try:
-            await kube.list_metadata(PDCLUSTER, namespace)
-        except Forbidden:
-            continue
-        return namespace
-    return None
+            return str(refusal)
+    return ""

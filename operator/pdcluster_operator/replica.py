@@ -33,7 +33,7 @@ from pdcluster_operator.kinds import LEADER_WORKER_SET, PDCLUSTER, POD, SCALER, 
 from pdcluster_operator.kopf_adapter import STOP_S, USER_AGENT, Handlers, running_watches
 from pdcluster_operator.leader import Leader
 from pdcluster_operator.metrics import Metrics
-from pdcluster_operator.namespaces import FoundNamespaces, find_namespaces, readable_one
+from pdcluster_operator.namespaces import FoundNamespaces, find_namespaces
 from pdcluster_operator.pool_secrets import PoolSecrets
 from pdcluster_operator.reconcile import Reconciler
 from pdcluster_operator.settings import Settings
@@ -44,6 +44,8 @@ from pdcluster_protocol.errors import PDClusterError
 logger = logging.getLogger(__name__)
 
 _POLL_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 30.0
+"""Seconds between two looks at namespaces that were left out: each refusal is a line in the API server's audit log."""
 _LEASE_CALLS: Final = 2
 """Calls that fit into the time of a renewal, so that one call that hangs does not end a term."""
 
@@ -110,10 +112,12 @@ class Operator:
         a namespace out later."""
         while True:
             try:
+                self._trouble = ""
                 if await self._has_found_kinds():
-                    self._namespaces = await find_namespaces(self._reader, self._settings.namespaces)
-                    return
-                logger.warning("no CRDs group=%s: install the chart with crds.enabled", PDCLUSTER.group)
+                    if await self._has_found_namespaces():
+                        return
+                else:
+                    logger.warning("no CRDs group=%s: install the chart with crds.enabled", PDCLUSTER.group)
             except PDClusterError as error:
                 logger.warning("API server not asked reason=%s", error)
                 self._trouble = str(error)
@@ -124,6 +128,18 @@ class Operator:
         if self._is_known:
             self._has_leader_worker_sets = await self._reader.serves(LEADER_WORKER_SET)
         return self._is_known
+
+    async def _has_found_namespaces(self) -> bool:
+        """Whether we know which namespaces to watch. One is left out only if two looks in a row were refused:
+        while an API server is upgraded it may refuse what it grants a moment later."""
+        before = self._namespaces
+        self._namespaces = found = await find_namespaces(self._reader, self._kinds(), self._settings.namespaces)
+        for namespace, refusal in found.left_out:
+            logger.warning("namespace cannot be watched namespace=%s reason=%s", namespace, refusal)
+        if not found.left_out:
+            return True
+        self._trouble = found.left_out[0][1]
+        return bool(found.watched) and found.watched == before.watched
 
     async def _watch_and_work(self, stopped: asyncio.Event) -> None:
         kinds = self._kinds()
@@ -207,17 +223,20 @@ class Operator:
                     raise RuntimeError("LeaderWorkerSet is installed now: starting anew to watch it")
 
     async def _await_left_out(self) -> None:
-        """End the process once a namespace that was left out can be read, for kopf watches only those that it was told
-        at its start."""
-        while self._namespaces.left_out:
-            await asyncio.sleep(_POLL_S)
+        """End the process once two looks in a row could read a namespace that was left out, for kopf watches only those
+        that it was told at its start."""
+        names = [name for name, _ in self._namespaces.left_out]
+        before: frozenset[str] = frozenset()
+        while names:
+            await asyncio.sleep(_POLL_S if before else min(_LOOK_AGAIN_S, self._settings.resync_s))
             try:
-                namespace = await readable_one(self._reader, self._namespaces.left_out)
+                found = await find_namespaces(self._reader, self._kinds(), names)
             except PDClusterError as error:
                 logger.warning("API server not asked reason=%s", error)
-            else:
-                if namespace is not None:
-                    raise RuntimeError(f"namespace {namespace} can be read now: starting anew to watch it")
+                continue
+            if again := before & frozenset(found.watched):
+                raise RuntimeError(f"{', '.join(sorted(again))} can be read now: starting anew to watch it")
+            before = frozenset(found.watched)
 
     def _kinds(self) -> tuple[Kind, ...]:
         optional = (LEADER_WORKER_SET,) if self._has_leader_worker_sets else ()

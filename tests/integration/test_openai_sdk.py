@@ -162,7 +162,8 @@ def test_several_sequences_are_pushed_and_leave_nothing_behind(servers: tuple[Po
     since = time.monotonic()
     asked(pool.url, "completions", {"prompt": prompts, "n": 2, "seed": 1})
     assert eventually(lambda: num_pushed(pool, since) == 6)
-    assert all(line["status"] == 200 for line in pool.router.read_trace("request") if line["received_at"] >= since)
+    lines = [line for line in pool.router.read_trace("request") if line["received_at"] >= since]
+    assert [line["status"] for line in lines] == [200] * 6
     assert eventually(lambda: sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in pool.engines) == 0)
 
 

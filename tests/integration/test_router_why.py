@@ -151,7 +151,7 @@ async def test_a_request_that_failed_has_cause_and_cure() -> None:
     assert (request.status, request.outcome, request.error) == (502, "prefill_failed", "prefill_failed")
     assert request.cause.startswith("the prefill engine refused, answered an error, or was cut off (prefill-0): ")
     assert request.cure
-    assert [line.split()[0] for line in story(request)[-2:]] == ["prefill_failed", "prefill_exhausted"]
+    assert story(request)[-2:] == ["prefill_failed prefill-0 1", "prefill_exhausted 1"]
 
 
 async def test_decodes_own_error_is_its_own_and_its_words_are_not_kept() -> None:

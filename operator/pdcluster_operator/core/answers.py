@@ -16,6 +16,7 @@ from pdcluster_operator.errors import (
     OwnConflict,
     Refused,
     Taken,
+    Unauthenticated,
 )
 from pdcluster_protocol.labels import MANAGER
 
@@ -25,6 +26,7 @@ _UID: Final = "metadata.uid"
 _CONFLICT_WITH: Final = re.compile(r'conflict with "([^"]*)"')
 _TRY_AGAIN: Final = frozenset({408, 410, 425, 429})
 """410: a page of a list has expired; the caller's next list begins anew."""
+_REFUSALS: Final[Mapping[int, type[KubeError]]] = {401: Unauthenticated, 403: Forbidden}
 
 
 def error_of(what: str, status: int, body: Mapping[str, Any] | None, raw: bytes, retry_after: str) -> KubeError:
@@ -40,7 +42,7 @@ def error_of(what: str, status: int, body: Mapping[str, Any] | None, raw: bytes,
         return Conflict(message)
     if status == 404:
         return NotFound(message)
-    return Forbidden(message) if status in (401, 403) else Refused(message)
+    return _REFUSALS.get(status, Refused)(message)
 
 
 def _conflict(message: str, body: Mapping[str, Any]) -> KubeError:

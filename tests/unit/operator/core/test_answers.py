@@ -17,6 +17,7 @@ from pdcluster_operator.errors import (
     OwnConflict,
     Refused,
     Taken,
+    Unauthenticated,
 )
 
 
@@ -28,7 +29,7 @@ def answer(status: int, retry_after: str = "", **body: Any) -> KubeError:
     ("status", "kind"),
     [
         (400, Refused),
-        (401, Forbidden),
+        (401, Unauthenticated),
         (403, Forbidden),
         (404, NotFound),
         (408, ApiUnavailable),

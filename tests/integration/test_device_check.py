@@ -91,8 +91,9 @@ def test_a_rank_that_is_told_in_its_forward_pass_ends_and_the_pushes_with_it() -
 
 
 def test_a_rank_that_pushes_what_was_never_computed_is_found() -> None:
-    report = after_a_kernel_failed(Deaf)
-    assert any("plain was received" in one for one in report.wrong), report.text
+    """The sums of the other request end the lane, now and then before the plain one is whole: then nothing is wrong."""
+    reports = (after_a_kernel_failed(Deaf) for _ in range(20))
+    assert any("plain was received" in one for report in reports for one in report.wrong)
 
 
 def test_a_decode_rank_that_takes_a_push_though_its_device_failed_is_found() -> None:

@@ -191,7 +191,7 @@ class Pair:
         """Decode's scheduler has reserved ``num_blocks`` blocks."""
         self.decode.worker.begin_step(DecodeStep(expects=(expect(name, num_blocks, deadline_ms),)))
 
-    def compare(self, name: str, ours: Sequence[int], theirs: Sequence[int], *, deadline_ms: int = 20_000) -> None:
+    def compare(self, name: str, ours: Sequence[int], theirs: Sequence[int], *, deadline_ms: int = 120_000) -> None:
         """One forward pass pushes blocks ``ours`` of prefill into blocks ``theirs`` of decode; content is compared."""
         expected = expect(name, len(theirs), deadline_ms, content_of(theirs))
         self.decode.worker.begin_step(DecodeStep(expects=(expected,)))

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 END_S: Final = 60.0
 QUICK: Final = parse_settings(
-    {"quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 20, "handshake_timeout_s": 5, "staging_bytes": 8 << 20}
+    {"quarantine_s": 0.5, "hold_s": 0.5, "lease_s": 20, "handshake_timeout_s": 20, "staging_bytes": 8 << 20}
 )
 """As the product checks them: with a shorter reshard_timeout_s a busy machine loses pushes that only wait for a CPU."""
 
@@ -132,7 +132,7 @@ class Job:
     prefill_blocks: tuple[int, ...]
     decode_blocks: tuple[int, ...]
     cached: int = 0
-    deadline_ms: int = 20_000
+    deadline_ms: int = 120_000
     check: ContentCheck = ContentCheck.OFF
 
     @property

@@ -111,13 +111,13 @@ def test_an_attempt_that_comes_after_the_kv_is_here_writes_nothing_and_has_not_f
 def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over(sessions: str, most: int) -> None:
     """Where they share a session, an attempt that waits for the silent one to be cut off is cut off with it. ``most``:
     attempts that may be lost."""
-    quick = msgspec.structs.replace(SESSIONS[sessions], lease_s=5.0)  # The other one must not seem silent.
+    quick = msgspec.structs.replace(SESSIONS[sessions], lease_s=15.0)  # The other one must not seem silent.
     with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
         pair.retries = True
         pair.source.layers[:] = NEAR
         push_forever(far, pair, "a")
         assert pair.step_until(lambda: bool(pair.losses))
-        assert "said nothing for 5 s" in pair.losses[0].reason
+        assert "said nothing for 15 s" in pair.losses[0].reason
         blocks = list(range(1, BIG.num_blocks))
         while len(pair.losses) <= most and not pair.ended:
             lost = len(pair.losses)
@@ -134,7 +134,7 @@ def test_a_prefill_that_goes_silent_loses_its_lease_and_another_one_takes_over(s
 
 
 def test_a_killed_prefill_costs_the_lease_and_no_block(quick: Settings) -> None:
-    quick = msgspec.structs.replace(quick, lease_s=5.0)  # It must not be lost before it is killed.
+    quick = msgspec.structs.replace(quick, lease_s=15.0)  # It must not be lost before it is killed.
     with make_pair(BIG, quick) as pair, far_prefill(BIG, quick, fill=FAR) as far:
         push_forever(far, pair, "a")
         far.signal(signal.SIGKILL)

@@ -127,7 +127,7 @@ def test_tensors_whose_heads_and_tokens_one_side_reads_the_other_way_are_found_o
 @pytest.mark.parametrize("side", Role)
 def test_a_rank_that_cannot_read_its_own_kv_verifies_nothing(side: Role) -> None:
     with make_pair(changes={side: partial(replace, views=())}) as pair:
-        pair.compare("a", OURS, THEIRS)
+        pair.compare("a", OURS, THEIRS, deadline_ms=20_000)
         pair.require_lost("a")
 
 

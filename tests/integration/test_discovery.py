@@ -28,8 +28,8 @@ PATIENCE_S = 20.0
 """Where nobody is silent, a machine that stands still for a moment is no failure."""
 BACKOFF = Backoff(first_s=0.1, most_s=0.3)
 """Bounds what the API server asks for too."""
-SILENCE_S = 2.0
-"""For those who wait for somebody that is."""
+SILENCE_S = 10.0
+"""For those who wait for somebody that is. Who is not may stand still for less."""
 
 
 @dataclass(frozen=True)

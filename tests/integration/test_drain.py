@@ -163,7 +163,7 @@ def test_a_real_engine_is_drained_when_its_last_request_has_ended(
     with harness.single_engine() as engine, ThreadPoolExecutor(1) as client:
         answer = client.submit(complete, engine.url, "Tell me a story", 600, ignore_eos=True)
         assert eventually(lambda: metric(engine.url, "vllm:num_requests_running") == 1)
-        status, seconds = drain(engine.port, timeout_s=200, idle_s=1.0)
+        status, seconds = drain(engine.port, timeout_s=200, idle_s=5.0)
         assert answer.done(), "the preStop ended before the request did"
         assert len(answer.result().token_ids) == 600
         assert seconds < 180

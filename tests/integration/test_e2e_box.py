@@ -38,7 +38,7 @@ except BoxError as error:
 """
 
 
-def eventually(holds: Callable[[], object], limit_s: float = 10.0) -> None:
+def eventually(holds: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < deadline

@@ -27,7 +27,7 @@ async def test_an_open_session_trusts_the_authorities_that_the_file_has_now(tmp_
     await api.start(old)
     try:
         async with open_session(KubeAccess(api.url, ca_file)) as session:
-            kube = HttpKube(session, api.url, timeout_s=2, fence=None)
+            kube = HttpKube(session, api.url, timeout_s=30, fence=None)
             await kube.list_metadata(POD, "n")
             await api.stop()
             await api.start(new)

@@ -47,11 +47,11 @@ class Bench:
         self.lost: list[str] = []
 
     def expect(self, name: str) -> None:
-        self.decode.worker.begin_step(DecodeStep(expects=(expect(name, 1, 20_000),)))
+        self.decode.worker.begin_step(DecodeStep(expects=(expect(name, 1, 120_000),)))
 
     def part(self, name: str) -> PushSlice:
         """Block 1 of each rank for decode's block 5."""
-        return push_slice(name, self.decode.address, [1], [5], deadline_ms=20_000)
+        return push_slice(name, self.decode.address, [1], [5], deadline_ms=120_000)
 
     def has_ended(self, name: str) -> bool:
         receipts = self.decode.worker.receipts()

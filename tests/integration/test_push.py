@@ -15,8 +15,9 @@ import pytest
 
 from fakes.transports import Failing, wrap_transports
 from integration.ports import fresh_port
+from integration.processes import is_port_free
 from integration.ranks import LIFE, Cache, Pair, Shape, engine_facts, fingerprint_of, make_pair
-from patience import EDGE_S
+from patience import EDGE_S, until
 from pdcluster_connector.assembly import DecodeRank, make_decode_rank, make_prefill_rank
 from pdcluster_connector.core.writers import PeerId
 from pdcluster_connector.device import CpuDevice
@@ -264,6 +265,7 @@ def test_lanes_to_earlier_lives_of_decode_end_and_leave_no_thread_behind() -> No
                 pair.prefill.worker.begin_step(_step_to(pair, other.decode, f"life {life}"))
                 pair.prefill.worker.end_step()
                 assert late.step_until(lambda late=late: bool(late.ended))  # type: ignore[misc]  # bound
+            assert until(lambda: is_port_free(port)), "ZeroMQ gives it back a moment later"
         assert pair.step_until(lambda: len(lanes()) == 1)
 
 
@@ -315,6 +317,7 @@ def test_a_decode_engine_that_restarts_on_the_same_port_gets_nothing_of_the_old_
         assert pair.step_until(lambda: "a" in pair.ended)
         old = pair.decode
         end_parts([old])
+        assert until(lambda: is_port_free(port)), "ZeroMQ gives it back a moment later"
         with make_pair(settings=Settings(side_channel_port=port)) as other:
             late = dataclasses.replace(pair, decode=other.decode)
             other.expect("b", 1)

@@ -14,7 +14,7 @@ import torch
 from fakes.token_major import Pages, shape_of
 from integration.processes import descendants
 from integration.reshard_ranks import Scenario, assert_as_reference, run, running
-from patience import EDGE_S, PATIENCE_S
+from patience import EDGE_S, PATIENCE_S, until
 from pdcluster_connector.device import CpuDevice, Device, DeviceEvent, Stream
 from pdcluster_connector.reshard.feeds import ReshardItem
 from pdcluster_connector.reshard.resharder import (
@@ -80,7 +80,7 @@ def test_a_staging_memory_smaller_than_a_layer_holds_the_resharder_but_no_order(
 
 
 def test_a_lane_that_gives_no_space_back_costs_its_own_rank_only(tmp_path: Path) -> None:
-    scenario = Scenario(2, (((1, 1500), (1, 1500)), ((1, 900),)), staging_bytes=160 << 10, wait_s=3.0, hoards=1)
+    scenario = Scenario(2, (((1, 1500), (1, 1500)), ((1, 900),)), staging_bytes=160 << 10, wait_s=10.0, hoards=1)
     results = run(scenario, tmp_path)
     assert results[0].steps_of("failed") == []
     assert results[1].steps_of("failed")
@@ -113,7 +113,7 @@ def test_a_slow_rank_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_later_than_the_timeout_fails_on_all_ranks(tmp_path: Path) -> None:
-    scenario = Scenario(2, (((1, 600),), ((1, 600),)), pause_s={1: 12.0}, timeout_s=2.0)
+    scenario = Scenario(2, (((1, 600),), ((1, 600),)), pause_s={1: 12.0}, timeout_s=6.0)
     results = run(scenario, tmp_path)
     for result in results.values():
         assert result.steps_of("failed") == [1] * 4
@@ -131,7 +131,7 @@ def test_a_device_that_never_ends_a_layer_breaks_the_group_before_the_others_tim
 
 
 def test_a_rank_that_is_closed_while_it_waits_ends_soon_and_so_do_the_others(tmp_path: Path) -> None:
-    scenario = Scenario(2, (((1, 600),), ((1, 600),)), pause_s={1: 1.5}, closes=0)
+    scenario = Scenario(2, (((1, 600),), ((1, 600),)), pause_s={1: 8.0}, timeout_s=60.0, closes=0)
     results = run(scenario, tmp_path)
     assert results[0].has_closed
     assert results[0].close_s < scenario.timeout_s / 2
@@ -198,7 +198,7 @@ def test_what_is_ordered_after_close_is_reported_failed_and_the_thread_ends() ->
         time.sleep(0.01)
     closing = threading.Thread(target=resharder.close, args=(5.0,))
     closing.start()
-    time.sleep(0.05)
+    assert until(lambda: resharder._is_closing)
     release.set()
     closing.join(PATIENCE_S)
     assert not closing.is_alive()

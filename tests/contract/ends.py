@@ -98,7 +98,7 @@ class ProcessReceiver:
     def pause(self) -> None:
         """Every thread of it stands still when this returns: one on another core would answer for a moment more."""
         self._process.send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while not self._stands_still():
             assert time.monotonic() < deadline, "SIGSTOP was not obeyed"
             time.sleep(0.001)

@@ -20,6 +20,7 @@ from contract.kube_ends import API_SERVERS, MARKS, ApiEnd
 from control_plane.plane import ControlPlane
 from fakes.api_server import SLICE
 from fakes.slices import endpoint, slice_of
+from patience import EDGE_S
 from pdcluster_kube.reader import ApiStatusError, KubeReader, Lines
 from pdcluster_kube.session import open_session
 from pdcluster_operator.clock import micro_time
@@ -33,7 +34,7 @@ from pdcluster_router.engines.discovery import Source
 pytestmark = pytest.mark.anyio
 
 REAL: Final = "kube-apiserver"
-LIMIT_S: Final = 10.0
+LIMIT_S: Final = EDGE_S
 NO_UID: Final = "00000000-0000-0000-0000-000000000000"
 
 

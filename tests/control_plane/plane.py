@@ -25,8 +25,9 @@ from control_plane.binaries import Binaries
 from control_plane.certificates import write_keys
 from control_plane.children import Child, ChildError, ReservedPort
 from control_plane.kube_http import KubeHttp
+from patience import PATIENCE_S
 
-START_LIMIT_S: Final = 90.0
+START_LIMIT_S: Final = PATIENCE_S
 """For each of the programs; on an idle machine of two cores all three take some four seconds."""
 TOKEN_LIFE_S: Final = 24 * 3600
 

@@ -62,7 +62,7 @@ class Heard:
 
 @asynccontextmanager
 async def client(
-    timeout_s: float = 5.0, fence: Leave | None = None, heard: Heard | None = None, token: Path | None = None
+    timeout_s: float = EDGE_S, fence: Leave | None = None, heard: Heard | None = None, token: Path | None = None
 ) -> AsyncIterator[tuple[ApiServer, HttpKube]]:
     api = ApiServer()
     await api.start()
@@ -90,7 +90,7 @@ async def test_a_server_that_goes_on_failing_is_not_asked_for_ever() -> None:
 
 
 async def test_a_server_that_wants_more_time_than_a_call_has_gets_it_from_the_caller() -> None:
-    async with client() as (api, kube):
+    async with client(timeout_s=5.0) as (api, kube):
         api.faults.append(Fault(every, 429, headers={"Retry-After": "30"}))
         with pytest.raises(ApiUnavailable) as caught:
             await kube.apply(MANIFEST)

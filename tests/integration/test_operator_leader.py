@@ -14,7 +14,7 @@ import pytest
 
 from fakes.api_server import ApiServer, Broken, Fault, is_parting
 from fakes.router import until
-from patience import PATIENCE_S
+from patience import EDGE_S, PATIENCE_S
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.session import open_session
 from pdcluster_operator.core.leasing import LeaseTimes
@@ -72,7 +72,7 @@ class Candidate:
         self.may_end = asyncio.Event()
         """Its work ends, when it is told to, not before this is set."""
         self.may_end.set()
-        kube = HttpKube(session, api.url, timeout_s=5.0, fence=None)
+        kube = HttpKube(session, api.url, timeout_s=EDGE_S, fence=None)
         self.leader = Leader(
             kube, namespace="system", name="op", identity=name, times=TIMES, lead=self._act, clock=clock
         )
@@ -323,7 +323,7 @@ async def test_a_term_that_breaks_ends_the_leader_with_its_error() -> None:
         raise ValueError("a bug of ours")
 
     async with open_session(KubeAccess(api.url)) as session:
-        kube = HttpKube(session, api.url, timeout_s=0.3, fence=None)
+        kube = HttpKube(session, api.url, timeout_s=EDGE_S, fence=None)
         leader = Leader(kube, namespace="system", name="op", identity="a", times=TIMES, lead=act)
         with pytest.raises(ExceptionGroup) as caught:
             await leader.run()

@@ -18,6 +18,7 @@ from fakes.api_server import ApiServer
 from fakes.certificates import Authority
 from fakes.operator_rig import KEY, SECRET, FakeRouter, running_router, strangers_session
 from fakes.router import until
+from patience import EDGE_S
 from pdcluster_kube.access import KubeAccess
 from pdcluster_kube.session import open_session
 from pdcluster_operator.caches import Key
@@ -215,7 +216,7 @@ async def test_a_router_that_never_answers_is_not_waited_for_longer_than_told() 
     silent = await asyncio.start_server(take, "127.0.0.1", 0)
     async with silent, bench() as it:
         it.verifier.ask(KEY, it.order(port=silent.sockets[0].getsockname()[1]))
-        async with asyncio.timeout(15):  # 5 s for the request, 5 s for the way, and room
+        async with asyncio.timeout(EDGE_S):  # 5 s for the request, 5 s for the way, and room
             while it.verifier.num_running:
                 await asyncio.sleep(0.1)
         assert it.told == [KEY]

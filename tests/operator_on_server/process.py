@@ -16,8 +16,9 @@ from control_plane.children import Child, ChildError
 from control_plane.plane import ControlPlane
 from integration.harness import eventually
 from operator_on_server.chart import ACCOUNT
+from patience import PATIENCE_S
 
-START_LIMIT_S: Final = 60.0
+START_LIMIT_S: Final = PATIENCE_S
 QUICK: Final = ("--lease-duration=6", "--lease-renew=4.5", "--lease-retry=0.5")
 """A dead leader is followed in seven seconds. Everything else is as users have it."""
 

@@ -49,7 +49,7 @@ _REASONS: Final = {
     503: "ServiceUnavailable",
 }
 _DROPPED: Final = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
-_START_LIMIT_S: Final = 20.0
+_START_LIMIT_S: Final = PATIENCE_S
 _WATCH_LIMIT_S: Final = 1.0
 _HOLD_POLL_S: Final = 0.05
 

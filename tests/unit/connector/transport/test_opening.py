@@ -6,11 +6,12 @@ import threading
 
 import pytest
 
+from patience import PATIENCE_S
 from pdcluster_connector.transport.base import WriteId
 from pdcluster_connector.transport.opening import Backend, Openings, Write
 from pdcluster_protocol.errors import TransferError
 
-WAIT_S = 5.0
+WAIT_S = PATIENCE_S
 
 
 class Peers:

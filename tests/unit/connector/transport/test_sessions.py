@@ -128,7 +128,7 @@ def test_a_session_that_does_not_close_in_time_ends_the_engine_once_and_counts_a
 
 def test_a_session_that_closes_in_time_leaves_nobody_who_waits_for_it() -> None:
     with shutdown_signals() as heard:
-        assert close_within(FakeNetwork().join(), 0.1)
+        assert close_within(FakeNetwork().join(), PATIENCE_S)
         assert not close_within(make_stuck(), PATIENCE_S)
         assert until(lambda: "pdcluster-close" not in [thread.name for thread in threading.enumerate()])
         assert heard == [signal.SIGTERM], "of the stuck one"

@@ -11,6 +11,7 @@ import pytest
 from fakes.network import FakeNetwork, FakeTransport
 from fakes.transports import Wrapped
 from patience import EDGE_S, PATIENCE_S, until
+from pdcluster_connector.transport import shared
 from pdcluster_connector.transport.base import Transport, WriteId, WriteStatus
 from pdcluster_connector.transport.shared import SharedSessions, SharedTransport, Use, _OpenTransport
 from pdcluster_protocol.errors import ConfigError, TransferError
@@ -91,7 +92,10 @@ class EndingAs(Wrapped):
         return self._status
 
 
-def test_a_lane_that_closes_waits_for_a_write_that_still_ends_and_tells_its_end() -> None:
+def test_a_lane_that_closes_waits_for_a_write_that_still_ends_and_tells_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared, "LINGER_S", PATIENCE_S)
     bench = Bench(Use.WRITES)
     handle = bench.open()
     bench.network.hold()

@@ -108,13 +108,13 @@ class Operator:
                 await self._watch_and_work(stopped)
 
     async def _find_what_to_watch(self) -> None:
-        """Wait until our CRDs are there and a namespace can be read: kopf looks for kinds only once, and can not leave
+        """Wait until our CRDs are there and a namespace can be read: kopf looks for kinds only once, and cannot leave
         a namespace out later."""
         while True:
             try:
                 self._trouble = ""
-                if await self._has_found_kinds():
-                    if await self._has_found_namespaces():
+                if await self._look_for_kinds():
+                    if await self._look_for_namespaces():
                         return
                 else:
                     logger.warning("no CRDs group=%s: install the chart with crds.enabled", PDCLUSTER.group)
@@ -123,15 +123,16 @@ class Operator:
                 self._trouble = str(error)
             await asyncio.sleep(_POLL_S)
 
-    async def _has_found_kinds(self) -> bool:
+    async def _look_for_kinds(self) -> bool:
+        """Ask which kinds there are. Returns whether our CRDs are among them."""
         self._is_known = await self._reader.serves(PDCLUSTER) and await self._reader.serves(SCALER)
         if self._is_known:
             self._has_leader_worker_sets = await self._reader.serves(LEADER_WORKER_SET)
         return self._is_known
 
-    async def _has_found_namespaces(self) -> bool:
-        """Whether we know which namespaces to watch. One is left out only if two looks in a row were refused:
-        while an API server is upgraded it may refuse what it grants a moment later."""
+    async def _look_for_namespaces(self) -> bool:
+        """Ask which namespaces can be watched. Returns whether that is clear: one is left out only if two looks in a
+        row were refused, for an API server that is upgraded may refuse what it grants a moment later."""
         before = self._namespaces
         self._namespaces = found = await find_namespaces(self._reader, self._kinds(), self._settings.namespaces)
         for namespace, refusal in found.left_out:

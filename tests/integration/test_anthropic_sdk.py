@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from integration.harness import Harness, Pool, Server, blocks_in_use, eventually, metric
+from integration.prefilled import num_prefilled
 from patience import PATIENCE_S
 from pdcluster_router.core.apis.messages import NO_REASON
 
@@ -135,15 +136,6 @@ def posted(url: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{url}/v1/messages?beta=true", json=body, headers=CLAUDE_CODE_HEADERS, timeout=PATIENCE_S)
 
 
-def num_pushed(pool: Pool, since: float) -> int:
-    """How many sequences that came after ``since``, in seconds of ``time.monotonic``, prefill has computed so far.
-
-    The router writes a request's line when prefill has replied, too: that may be after decode's whole answer.
-    """
-    lines = (line for line in pool.router.read_trace("request") if line["received_at"] >= since)
-    return sum(line["prefill_replied_at"] is not None for line in lines)
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("name", BODIES)
 def test_an_answer_is_the_single_engines_byte_for_byte(
@@ -160,7 +152,7 @@ def test_an_answer_is_the_single_engines_byte_for_byte(
         told[1] = told[1].replace(b"<path>", f"<path>, {ALIAS}.".encode())
     assert (ours.status_code, told[0]) == (theirs.status_code, told[1])
     assert (ours.status_code == 200) is not name.startswith(("bad", "too"))
-    assert eventually(lambda: num_pushed(pool, since) == (ours.status_code == 200))
+    assert eventually(lambda: num_prefilled(pool, since) == (ours.status_code == 200))
 
 
 def _joined(stream: bytes) -> Iterator[bytes]:

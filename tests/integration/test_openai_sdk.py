@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from integration.harness import Harness, Pool, Server, eventually, metric
+from integration.prefilled import num_prefilled
 from patience import PATIENCE_S
 
 pytestmark = pytest.mark.engines
@@ -90,16 +91,7 @@ def test_an_alias_is_listed_and_answered_as_its_model_under_the_models_own_name(
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == theirs.choices[0].message.content
     several = pool.chat.completions.create(**{**wanted, "model": ALIAS, "n": 2, "temperature": 1, "seed": 1})
     assert (several.model, len(several.choices)) == (model, 2)
-    assert eventually(lambda: num_pushed(servers[0], since) == 4), "each sequence was pushed"
-
-
-def num_pushed(pool: Pool, since: float) -> int:
-    """How many sequences that came after ``since``, in seconds of ``time.monotonic``, prefill has computed so far.
-
-    The router writes a request's line when prefill has replied, too: that may be after decode's whole answer.
-    """
-    lines = (line for line in pool.router.read_trace("request") if line["received_at"] >= since)
-    return sum(line["prefill_replied_at"] is not None for line in lines)
+    assert eventually(lambda: num_prefilled(servers[0], since) == 4), "each sequence was pushed"
 
 
 def test_tools_reach_both_engines_alike(servers: tuple[Pool, Server]) -> None:
@@ -161,7 +153,7 @@ def test_several_sequences_are_pushed_and_leave_nothing_behind(servers: tuple[Po
     prompts = [[200 + number] * 40 for number in range(3)]
     since = time.monotonic()
     asked(pool.url, "completions", {"prompt": prompts, "n": 2, "seed": 1})
-    assert eventually(lambda: num_pushed(pool, since) == 6)
+    assert eventually(lambda: num_prefilled(pool, since) == 6)
     lines = [line for line in pool.router.read_trace("request") if line["received_at"] >= since]
     assert [line["status"] for line in lines] == [200] * 6
     assert eventually(lambda: sum(metric(engine.url, "vllm:kv_cache_usage_perc") for engine in pool.engines) == 0)

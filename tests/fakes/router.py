@@ -21,6 +21,7 @@ from pdcluster_router.front.router import Router
 from pdcluster_router.front.server import RouterServer, listen
 from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.settings import build_settings
+from pdcluster_router.telemetry import line_file
 
 PROMPT = {"model": "m", "prompt": "once upon a time"}
 STREAM = {**PROMPT, "stream": True}
@@ -87,6 +88,17 @@ class Rig(Peers):
         client = await self.connect(self.url)
         if self.router.certificate is not None:  # A client is sure of an agreement before the router is.
             await until(lambda: self._find(client) is not None)
+        return client
+
+    def set(self, **settings: Any) -> None:
+        """The router goes by these from now on. For a limit that holds for a connection's first byte too, which a
+        machine that stands still may miss: served first, limited then."""
+        self.router.settings = self.router.settings.model_copy(update=settings)
+
+    async def served_client(self) -> RawClient:
+        """One whose connection has had an answer."""
+        client = await self.client()
+        assert (await client.get("/health")).status == 200
         return client
 
     async def internal(self) -> RawClient:
@@ -183,7 +195,15 @@ async def running_rig(
 
 @asynccontextmanager
 async def running_server(**settings: Any) -> AsyncIterator[tuple[RouterServer, str]]:
-    """A router and its URL; at the end nothing of it is left."""
+    """A router and its URL; at the end nothing of it is left, and all its lines are in their files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(line_file, "_CLOSE_S", PATIENCE_S)
+        async with _server(settings) as server:
+            yield server
+
+
+@asynccontextmanager
+async def _server(settings: Mapping[str, Any]) -> AsyncIterator[tuple[RouterServer, str]]:
     sockets, checked = listen(build_settings(**{**PATIENT, **settings}))
     server = RouterServer(checked, SECRET)
     await server.start(sockets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakes.certificates import Authority
+from fakes.clock import RunningClock
 from fakes.router import Rig, running_rig
 from integration.harness import V2_RUNNER_VARIABLE, Harness, complete, harness_env, zygote_modules
 from integration.prompts import LONG, PROMPT
@@ -18,6 +20,7 @@ from patience import HANGS_S
 from pdcluster_cli.models.tiny_model import ensure_tiny_model
 from pdcluster_cli.processes.engines import SCRATCH
 from pdcluster_cli.processes.zygote import Zygote
+from pdcluster_router.services import Services
 from seed.start import SeededZygote
 
 
@@ -42,6 +45,16 @@ def harness(
     kind = functools.partial(SeededZygote, Path(seed)) if seed and V2_RUNNER_VARIABLE not in os.environ else Zygote
     with kind(zygote_modules(), env=harness_env(), log_path=folder / "zygote.log", scratch=SCRATCH) as zygote:
         yield Harness(zygote, tiny_model, folder)
+
+
+@pytest.fixture
+async def running_clock(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """A router that the test starts goes by a clock that stands still when this process does."""
+    clock = RunningClock()
+    monkeypatch.setattr(Services, "now", staticmethod(clock.now))
+    task = asyncio.create_task(clock.run())
+    yield
+    task.cancel()
 
 
 @pytest.fixture

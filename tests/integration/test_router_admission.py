@@ -16,7 +16,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.clients.admission import PASS_S
 from pdcluster_router.core.engines.load import FIRST_ANSWER_TOKENS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
 
 ONE: dict[str, Any] = {"max_prefill_backlog_tokens": 1}
 """One request at a time for each prefill engine."""

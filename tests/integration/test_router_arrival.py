@@ -13,6 +13,7 @@ from fakes.access_log import Log, ask, logged_rig
 from fakes.faults import Gate
 from fakes.router import PROMPT, raw, running_rig, until
 from integration.test_router_why import about
+from patience import PATIENCE_S
 from pdcluster_router.http.reading import MAX_HEADER_LINES
 from pdcluster_router.http.turns import FREE_BYTES
 
@@ -77,10 +78,12 @@ async def test_a_large_body_that_came_at_once_has_waited_for_its_turn() -> None:
 
 
 async def test_a_request_that_came_too_slowly_says_how_long_it_was_waited_for() -> None:
-    async with running_rig(client_read_timeout_s=2 * PAUSE_S) as rig:
-        client = await rig.client()
+    async with running_rig() as rig:
+        client = await rig.served_client()
+        rig.set(client_read_timeout_s=2 * PAUSE_S)
         await client.send(raw(**{"x-request-id": "R"})[:-1])
         assert (await client.receive()).status == 408
+        rig.set(client_read_timeout_s=PATIENCE_S)
         request = await about(rig, "R")
     assert (request.error, request.total_s) == ("client_too_slow", None)
     assert request.read_s is not None

@@ -18,6 +18,7 @@ from fakes.http import RawClient, request_bytes
 from fakes.kube_rig import num_seen, running_kube_rig, serve
 from fakes.router import COMPLETIONS, PROMPT, STREAM, Rig, post, running_server, send, until
 from fakes.slices import endpoint, slice_of
+from patience import PATIENCE_S
 from pdcluster_router.front import app
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def one_that_starts_behind_a_service(**settings: Any) -> AsyncIterator[str]:
-    """The URL of a router that starts where engines are already."""
+    """The URL of a router that starts where engines are already, and takes its time for that."""
     wire, api = Wire(), api_server.ApiServer()
     prefill, decode = FakeEngine(wire), FakeEngine(wire)
     await api.start()
@@ -37,8 +38,10 @@ async def one_that_starts_behind_a_service(**settings: Any) -> AsyncIterator[str
         host, _, port = engine.url.removeprefix("http://").partition(":")
         api.put(slice_of(role, role, endpoint(host, role, ready=True), port=int(port)))
     found = {"discovery": "kubernetes", "namespace": api.namespace, "cluster": "c", "kube_api": api.url}
-    async with running_server(**found, **settings) as (_, url):
-        yield url
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "START_S", PATIENCE_S)
+        async with running_server(**found, **settings) as (_, url):
+            yield url
     await api.stop()
     for engine in (prefill, decode):
         await engine.stop()

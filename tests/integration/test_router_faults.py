@@ -14,7 +14,7 @@ from fakes.http import Message, request_bytes
 from fakes.reservations import reservation_call, reservation_of
 from fakes.router import BOTH, COMPLETIONS, PROMPT, STREAM, Rig, params_of, post, running_rig, send, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
 
 
 def error_of(answer: Message) -> dict[str, object]:

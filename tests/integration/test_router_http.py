@@ -124,13 +124,13 @@ async def test_a_request_with_both_length_and_chunks_is_refused(rig: Rig) -> Non
     assert rig.decode.seen == []
 
 
-async def test_a_request_that_does_not_arrive_whole_in_time_is_a_408() -> None:
-    async with running_rig(client_read_timeout_s=1.0) as rig:
-        client = await rig.client()
-        await client.send(raw()[:-3])
-        answer = await client.receive()
-        assert (answer.status, code_of(answer)) == (408, "client_too_slow")
-        assert await is_closed(client)
+async def test_a_request_that_does_not_arrive_whole_in_time_is_a_408(rig: Rig) -> None:
+    client = await rig.served_client()
+    rig.set(client_read_timeout_s=0.2)
+    await client.send(raw()[:-3])
+    answer = await client.receive()
+    assert (answer.status, code_of(answer)) == (408, "client_too_slow")
+    assert await is_closed(client)
 
 
 async def test_a_large_body_that_comes_steadily_may_take_longer_than_that(
@@ -144,9 +144,8 @@ async def test_a_large_body_that_comes_steadily_may_take_longer_than_that(
         looked.set()
 
     monkeypatch.setattr(RouterProtocol, "_read_too_slow", look_and_tell)
-    client = await rig.client()
-    assert (await client.get("/health")).status == 200  # The limit of a connection that says nothing is over.
-    rig.router.settings = rig.router.settings.model_copy(update={"client_read_timeout_s": 0.2})
+    client = await rig.served_client()
+    rig.set(client_read_timeout_s=0.2)
     large = raw({"prompt": "x" * 120_000})
     for part in (large[:1_000], large[1_000:60_000]):
         rig.feed(client, part)

@@ -302,12 +302,15 @@ async def test_an_engine_that_lists_too_many_models_keeps_the_first_ones_and_the
     ]
 
 
-async def test_an_adapter_that_is_loaded_later_is_found() -> None:
+async def test_an_adapter_that_is_loaded_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PROBES_FOR_LIST", "PROBES_FOR_UNKNOWN"):
+        monkeypatch.setattr(health, name, 10**9)
     async with running_rig(probe_interval_s=OFTEN) as rig:
         assert (await post(rig, asking("sql"))).status == 404
         for engine in (rig.prefill, rig.decode):
             engine.models = models_answer("m", sql="/sql")
         assert (await post(rig, asking("sql"))).status == 404
+        monkeypatch.undo()
         await read_again(rig)
         assert (await post(rig, asking("sql"))).status == 200
 

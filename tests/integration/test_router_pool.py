@@ -154,7 +154,8 @@ async def test_a_connection_that_was_idle_for_too_long_is_not_used_again() -> No
         assert rig.decode.num_connections == had + 1
 
 
-async def test_a_list_of_models_that_is_known_waits_for_nobody() -> None:
+async def test_a_list_of_models_that_is_known_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdcluster_router.engines.models.TIMEOUT_S", PATIENCE_S)
     asked: list[str] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,7 +177,7 @@ async def test_a_list_of_models_that_is_known_waits_for_nobody() -> None:
         await stranger.send(b"GET /v1/models HTTP/1.1\r\nhost: a\r\nauthorization: Bearer mine\r\n\r\n")
         while not asked:
             await asyncio.sleep(0.01)
-        answer = await asyncio.wait_for(client.get("/v1/models"), 3)  # The engine would be given up after 10 s.
+        answer = await asyncio.wait_for(client.get("/v1/models"), EDGE_S)  # The engine would be given up later.
         assert answer.json() == {"data": []}
         stranger.leave()
     engine.close()

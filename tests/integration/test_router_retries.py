@@ -29,7 +29,7 @@ from fakes.router import (
 )
 from patience import PATIENCE_S
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
 
 
 def code_of(answer: Message) -> str:

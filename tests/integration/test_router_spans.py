@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,10 @@ from fakes.collector import FakeCollector, TakenSpan, running_collector
 from fakes.engine import FakeEngine
 from fakes.faults import Fault, Gate
 from fakes.router import PROMPT, Rig, running_rig, send, until
+from patience import PATIENCE_S
 from pdcluster_protocol.kept import path_for
+from pdcluster_router.telemetry import span_export
+from pdcluster_router.telemetry.span_export import SpanExport
 
 pytestmark = pytest.mark.anyio
 
@@ -37,9 +41,11 @@ def collector() -> Iterator[FakeCollector]:
 
 @asynccontextmanager
 async def traced_rig(collector: FakeCollector, **settings: Any) -> AsyncIterator[Rig]:
-    """All spans have come when it has ended."""
-    async with running_rig(otlp_endpoint=collector.url, **settings) as rig:
-        yield rig
+    """All spans have come when it has ended, also where this process stands still meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(span_export, "SpanExport", partial(SpanExport, close_s=PATIENCE_S))
+        async with running_rig(otlp_endpoint=collector.url, **settings) as rig:
+            yield rig
 
 
 def named(spans: list[TakenSpan], name: str) -> list[TakenSpan]:

@@ -14,7 +14,7 @@ from fakes.router import PROMPT, STREAM, Rig, running_rig, send
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
 
 
 async def answer_of(rig: Rig, body: object) -> Message:

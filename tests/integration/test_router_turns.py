@@ -88,18 +88,18 @@ async def test_nothing_follows_an_answer_that_says_close() -> None:
 
 
 @pytest.mark.parametrize("blank", [b"\r\n", b"\r\n\r\n", b"\n"])
-async def test_blank_lines_behind_a_request_do_not_end_its_stream(blank: bytes) -> None:
+async def test_blank_lines_behind_a_request_do_not_end_its_stream(rig: Rig, blank: bytes) -> None:
     # RFC 9112, 2.2: old clients send one behind a body.
-    async with running_rig(client_read_timeout_s=0.2) as rig:
-        rig.decode.close_gate(Gate.SECOND_TOKEN)
-        client = await rig.client()
-        await client.send(post("first", stream=True))
-        await client.reader.readuntil(b"\r\n\r\n")
-        rig.feed(client, blank)
-        await asyncio.sleep(0.5)
-        rig.decode.open_gate(Gate.SECOND_TOKEN)
-        rest = await client.reader.readuntil(b"0\r\n\r\n")
-        assert b"[DONE]" in rest
+    rig.decode.close_gate(Gate.SECOND_TOKEN)
+    client = await rig.client()
+    await client.send(post("first", stream=True))
+    await client.reader.readuntil(b"\r\n\r\n")
+    rig.set(client_read_timeout_s=0.2)
+    rig.feed(client, blank)
+    await asyncio.sleep(0.5)
+    rig.decode.open_gate(Gate.SECOND_TOKEN)
+    rest = await client.reader.readuntil(b"0\r\n\r\n")
+    assert b"[DONE]" in rest
 
 
 @pytest.mark.parametrize("blank", [b"\r\n", b"\n", b"\r\n\r\n"])
@@ -146,10 +146,9 @@ async def test_a_refused_request_that_is_whole_as_its_turn_comes_is_told_why() -
         assert [(await client.receive()).status for _ in range(2)] == [200, 413]
 
 
-async def test_blank_lines_alone_keep_no_connection() -> None:
-    async with running_rig(client_read_timeout_s=0.2) as rig:
-        client = await rig.client()
-        assert (await client.get("/health")).status == 200
-        await client.send(b"\r\n")
-        assert await all_that_comes(client) == b""
-        await until(lambda: not rig.server.server_state.connections)
+async def test_blank_lines_alone_keep_no_connection(rig: Rig) -> None:
+    client = await rig.served_client()
+    rig.set(client_read_timeout_s=0.2)
+    await client.send(b"\r\n")
+    assert await all_that_comes(client) == b""
+    await until(lambda: not rig.server.server_state.connections)

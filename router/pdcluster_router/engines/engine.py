@@ -39,12 +39,15 @@ class Fetched:
 
 
 class NoWholeAnswer(Unavailable):
-    """An engine gave no whole answer. ``is_unsent``: it never saw the question. ``is_too_large``: the answer has more
-    than ``MAX_FETCHED_BYTES``."""
+    """An engine gave no whole answer. ``is_unsent``: it never saw the question. ``is_late``: its time ran out.
+    ``is_too_large``: the answer has more than ``MAX_FETCHED_BYTES``."""
 
-    def __init__(self, reason: str, *, is_unsent: bool = False, is_too_large: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, is_unsent: bool = False, is_late: bool = False, is_too_large: bool = False
+    ) -> None:
         super().__init__(reason)
         self.is_unsent = is_unsent
+        self.is_late = is_late
         self.is_too_large = is_too_large
 
 
@@ -192,7 +195,7 @@ class Engine:
                 return await self._fetch_once(request, collector)
         except TimeoutError as error:
             reason = f"{self.name} sent no answer within {timeout_s:.3g} s"
-            raise NoWholeAnswer(reason, is_unsent=not collector.is_sent) from error
+            raise NoWholeAnswer(reason, is_unsent=not collector.is_sent, is_late=True) from error
         except _LostError as error:
             lost = error.lost
             reason, is_too_large = scrub(f"{self.name}: {error}"), lost is _TOO_LARGE

@@ -12,7 +12,14 @@ import pytest
 
 from patience import PATIENCE_S
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.telemetry import line_file
 from pdcluster_router.telemetry.line_file import MAX_LINES, STDOUT, LineFile
+
+
+@pytest.fixture(autouse=True)
+def close_is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lines are in the file when it is closed, also where this process stands still meanwhile."""
+    monkeypatch.setattr(line_file, "_CLOSE_S", PATIENCE_S)
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:

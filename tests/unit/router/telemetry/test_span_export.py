@@ -57,7 +57,7 @@ class Lost:
 
 @contextmanager
 def exporting(taker: Any, lost: Callable[[int], None]) -> Iterator[SpanExport]:
-    export = SpanExport(taker, SpanEncoder({"service.name": "r"}), "https", lost, PAUSE_S)
+    export = SpanExport(taker, SpanEncoder({"service.name": "r"}), "https", lost, PAUSE_S, close_s=PATIENCE_S)
     try:
         yield export
     finally:
@@ -74,7 +74,7 @@ def until(is_true: Callable[[], bool]) -> None:
 def test_spans_of_several_requests_are_one_message_that_opentelemetry_reads() -> None:
     encoder = SpanEncoder({"service.name": "r"})
     taker = Taker()
-    export = SpanExport(taker, encoder, "https", Lost(), pause_s=PATIENCE_S)
+    export = SpanExport(taker, encoder, "https", Lost(), pause_s=PATIENCE_S, close_s=PATIENCE_S)
     export.add(IDS, ROW, 1_000_000.5)
     export.add(SpanIds("f" * 32, 0x900, 0x1), ROW, 1_000_000.5)
     export.close()
@@ -194,7 +194,7 @@ def test_what_finds_the_queue_full_is_told_in_the_log_though_the_collector_takes
 
 def test_what_is_left_is_sent_at_the_end() -> None:
     taker = Taker()
-    export = SpanExport(taker, SpanEncoder({}), "http", Lost(), pause_s=PATIENCE_S)
+    export = SpanExport(taker, SpanEncoder({}), "http", Lost(), pause_s=PATIENCE_S, close_s=PATIENCE_S)
     export.add(IDS, ROW, 1.0)
     export.close()
     assert len(taker.bodies) == 1

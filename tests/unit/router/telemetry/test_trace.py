@@ -13,9 +13,16 @@ import pytest
 from patience import PATIENCE_S
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import RequestTrace
+from pdcluster_router.telemetry import line_file
 from pdcluster_router.telemetry.trace import TraceFile
 
 TESTS = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def close_is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All lines are in the file when it is closed, also where this process stands still meanwhile."""
+    monkeypatch.setattr(line_file, "_CLOSE_S", PATIENCE_S)
 
 
 def line(name: str) -> RequestTrace:

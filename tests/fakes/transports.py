@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from patience import until
 from pdcluster_connector.transport.base import Transport, WriteId, WriteRange, WriteStatus
 from pdcluster_connector.transport.sessions import Sessions
 from pdcluster_connector.worker.prefill import PrefillWorker
@@ -175,6 +179,30 @@ class Late(Wrapped):
     def close(self) -> None:
         self._waiting.clear()
         super().close()
+
+
+class StopsItsProcess(Wrapped):
+    """Stops the process as SIGSTOP does when its second write is under way and its first is done. ``has_stopped``: set
+    then, shared by all that stop once between them."""
+
+    _first: WriteId | None = None
+
+    def __init__(self, inner: Transport, has_stopped: threading.Event) -> None:
+        super().__init__(inner)
+        self._has_stopped = has_stopped
+
+    def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
+        write = super().submit_writes(session, ranges)
+        if self._first is not None and not self._has_stopped.is_set():
+            until(self._is_first_done)
+            self._has_stopped.set()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        self._first = write if self._first is None else self._first
+        return write
+
+    def _is_first_done(self) -> bool:
+        assert self._first is not None
+        return self.write_status(self._first) is WriteStatus.DONE
 
 
 class _WrappedSessions(Sessions):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import msgspec
 
+from fakes.transports import StopsItsProcess, wrap_transports
 from integration.forked import forking_context
 from integration.ranks import Cache, Shape, engine_facts, expect, fingerprint_of, forward
 from patience import PATIENCE_S
@@ -37,9 +40,13 @@ class FarRank:
     ready: Any
     """What the rank said when it was."""
 
-    def signal(self, number: int) -> None:
+    @property
+    def pid(self) -> int:
         assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
 
 
 class FarPrefill(FarRank):
@@ -48,6 +55,11 @@ class FarPrefill(FarRank):
     def forward(self, *slices: PushSlice, life: BootId = FAR_LIFE) -> None:
         """One forward pass that completes ``slices``; does not wait for its writes."""
         self.pipe.send(("forward", PrefillStep(life, slices)))
+
+    def stop_in_next_push(self) -> None:
+        """Its process will stop by itself when one write of it has landed and others have not: from outside, a push is
+        over before a machine has let one do that."""
+        self.pipe.send(("stop", None))
 
     def finished(self, names: Sequence[str]) -> set[str]:
         """vLLM has ended ``names``; whose blocks may be freed."""
@@ -118,9 +130,12 @@ def _serve_prefill(
     facts = replace(engine_facts(Role.PREFILL, shape, settings), engine_id=EngineId(name), tp_size=tp_size)
     rank = make_prefill_rank(facts, _memory_of(cache, shape, tp_rank, tp_size))
     pipe.send("ready")
+    has_stopped = threading.Event()
     while True:
         kind, said = pipe.recv()
-        if kind == "finished":
+        if kind == "stop":
+            wrap_transports(rank.worker, partial(StopsItsProcess, has_stopped=has_stopped))
+        elif kind == "finished":
             pipe.send(set(rank.worker.finished(map(RequestId, said))))
         else:
             forward(rank.worker, shape, said)

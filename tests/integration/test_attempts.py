@@ -19,6 +19,7 @@ import pytest
 import zmq
 
 from integration.far_ranks import FarPrefill, far_prefill
+from integration.processes import is_stopped
 from integration.ranks import Pair, Shape, another_prefill, make_pair
 from patience import PATIENCE_S
 from pdcluster_connector.core.writers import SessionId
@@ -59,9 +60,10 @@ def push_forever(far: FarPrefill, pair: Pair, name: str) -> None:
     """A push from ``far`` of which some bytes, but not all, have landed when this returns."""
     blocks = list(range(1, BIG.num_blocks))
     pair.expect(name, len(blocks))
+    far.stop_in_next_push()
     far.forward(pair.slice_of(name, blocks, blocks))
-    assert pair.step_until(lambda: bool((pair.target.layers[0, ::64, 0] == FAR).any()))
-    far.signal(signal.SIGSTOP)
+    assert pair.step_until(lambda: is_stopped(far.pid))
+    assert (pair.target.layers[0, ::64, 0] == FAR).any()
     time.sleep(0.2)  # What the kernel holds lands now.
     assert not (pair.target.layers[-1, 1:] == FAR).all(), "the push was over before it could be stopped"
     assert name not in pair.ended

@@ -7,10 +7,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing
 from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -18,6 +19,7 @@ from integration.harness import (
     Harness,
     HttpError,
     Pool,
+    Server,
     blocks_in_use,
     complete,
     complete_all,
@@ -30,6 +32,8 @@ from patience import PATIENCE_S
 from pdcluster_cli.models.tiny_model import ModelShape, ensure_tiny_model
 
 pytestmark = pytest.mark.engines
+
+Client = TypeVar("Client")
 
 SMALL_CHUNKS = ("--max-num-batched-tokens", "32", "--no-enable-prefix-caching")
 """3,000 tokens take 94 steps: time enough to break something in between."""
@@ -88,14 +92,38 @@ def require_openai_error(error: Exception | None) -> str:
     return str(message)
 
 
-def wait_for_prefill(pool: Pool) -> None:
-    assert eventually(lambda: metric(pool.prefill[0].url, "vllm:num_requests_running") > 0)
+def stopped_in_the_middle(pool: Pool, begin: Callable[[], Client]) -> Client:
+    """A client whose prompt prefill has begun, and stands still in. ``begin`` makes it and asks for ``LONG``.
+
+    A prompt that was over before this process saw it begin, having had no core meanwhile, is asked for anew.
+    """
+    prefill = pool.prefill[0]
+    for _ in range(20):
+        num_pushed = len(prefill.read_trace("push"))
+        client = begin()
+        if _is_stopped_in_the_middle(prefill, num_pushed):
+            return client
+        signal_all(prefill, signal.SIGCONT)
+        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
+    raise AssertionError("prefill was never seen in the middle of a prompt")
+
+
+def _is_stopped_in_the_middle(prefill: Server, num_pushed: int) -> bool:
+    def is_over() -> bool:
+        return len(prefill.read_trace("push")) > num_pushed
+
+    assert eventually(lambda: metric(prefill.url, "vllm:num_requests_running") > 0 or is_over())
+    signal_all(prefill, signal.SIGSTOP)
+    return not is_over()
+
+
+def signal_all(engine: Server, number: signal.Signals) -> None:
+    os.killpg(engine.handle.pid, number)
 
 
 def test_a_prefill_engine_killed_in_the_middle_fails_the_request_and_decode_gets_its_blocks_back(pool: Pool) -> None:
-    asking = Asking(pool, LONG)
-    wait_for_prefill(pool)
-    pool.prefill[0].handle.signal(signal.SIGKILL)
+    asking = stopped_in_the_middle(pool, lambda: Asking(pool, LONG))
+    signal_all(pool.prefill[0], signal.SIGKILL)
     begin = time.monotonic()
     asking.join(PATIENCE_S)
     require_openai_error(asking.error)
@@ -117,9 +145,8 @@ def test_with_policy_recompute_decode_answers_by_itself_when_prefill_dies(
         prefill_args=SMALL_CHUNKS, decode_args=SMALL_CHUNKS, prefill_connector=QUICK, decode_connector=QUICK,
         load_failure_policy="recompute",
     ) as pool:  # fmt: skip
-        asking = Asking(pool, LONG)
-        wait_for_prefill(pool)
-        pool.prefill[0].handle.signal(signal.SIGKILL)
+        asking = stopped_in_the_middle(pool, lambda: Asking(pool, LONG))
+        signal_all(pool.prefill[0], signal.SIGKILL)
         asking.join(PATIENCE_S)
         assert asking.answer == expected[len(LONG)]
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
@@ -129,14 +156,19 @@ def test_a_client_that_leaves_during_prefill_frees_both_engines(
     whole_pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
     body = {"prompt": LONG, "max_tokens": 16, "temperature": 0, "stream": True}
-    num_before = len(whole_pool.prefill[0].read_trace("push"))
+    prefill = whole_pool.prefill[0]
+
+    def asking() -> HTTPConnection:
+        client = HTTPConnection("127.0.0.1", whole_pool.router.port, timeout=PATIENCE_S)
+        client.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        return client
 
     def outcomes() -> list[str]:
-        return sorted(push["outcome"] for push in whole_pool.prefill[0].read_trace("push")[num_before:])
+        return sorted(push["outcome"] for push in prefill.read_trace("push")[num_before:])
 
-    with closing(HTTPConnection("127.0.0.1", whole_pool.router.port, timeout=PATIENCE_S)) as client:
-        client.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        wait_for_prefill(whole_pool)
+    with closing(stopped_in_the_middle(whole_pool, asking)):
+        num_before = len(prefill.read_trace("push"))
+    signal_all(prefill, signal.SIGCONT)
     require_still_serving(whole_pool, expected)
     assert eventually(lambda: outcomes() == ["done", "failed"])
 
@@ -162,9 +194,9 @@ def test_a_decode_engine_killed_in_the_middle_of_a_stream_cuts_it_without_a_clea
 
 
 def test_a_decode_engine_killed_during_the_push_is_one_clear_error_and_prefill_gets_its_blocks_back(pool: Pool) -> None:
-    asking = Asking(pool, LONG)
-    wait_for_prefill(pool)
+    asking = stopped_in_the_middle(pool, lambda: Asking(pool, LONG))
     pool.decode[0].handle.signal(signal.SIGKILL)
+    signal_all(pool.prefill[0], signal.SIGCONT)
     asking.join(PATIENCE_S)
     require_openai_error(asking.error)
     assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
@@ -222,7 +254,7 @@ def test_a_prefill_engine_that_is_asked_to_decode_answers_by_itself(
 def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
     whole_pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    os.killpg(whole_pool.prefill[0].handle.pid, signal.SIGSTOP)
+    signal_all(whole_pool.prefill[0], signal.SIGSTOP)
     try:
         begin = time.monotonic()
         with pytest.raises(HttpError) as error, opened_with_deadline(whole_pool, 3):
@@ -231,7 +263,7 @@ def test_a_stopped_prefill_engine_costs_the_deadline_and_no_more(
         assert time.monotonic() - begin < QUICK["lease_s"]
         assert eventually(lambda: blocks_in_use(*whole_pool.decode) == 0)
     finally:
-        os.killpg(whole_pool.prefill[0].handle.pid, signal.SIGCONT)
+        signal_all(whole_pool.prefill[0], signal.SIGCONT)
     require_still_serving(whole_pool, expected)
 
 

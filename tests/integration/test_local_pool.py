@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from integration.ports import fresh_port
+from patience import until
 from pdcluster_cli.local.pool import PoolProcess, wait_ready
 from pdcluster_cli.processes.waiting import EngineDied, NotReady
 from pdcluster_cli.processes.zygote import EngineSpec, Zygote
@@ -48,6 +49,8 @@ def test_an_engine_that_hangs_is_named_at_the_deadline_with_its_cause_and_last_l
     zygote: Zygote, tmp_path: Path, code: str, cause: str, last: str
 ) -> None:
     hanging = member(zygote, tmp_path, "decode", code)
+    log = tmp_path / "decode.log"
+    assert until(lambda: log.exists() and last in log.read_text()), "the engine has not come so far"
     with pytest.raises(NotReady) as found:
         wait([hanging], timeout_s=3.0)
     first, *tail = str(found.value).splitlines()

@@ -27,6 +27,7 @@ from pdcluster_protocol import labels
 pytestmark = pytest.mark.control_plane
 
 WANTED: Final = 3
+NEW: Final = "engine:2"
 LEASE: Final = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/pdcluster-operator"
 LONG_LEASE: Final = ("--lease-duration=60", "--lease-renew=40")
 """A machine that stands still ends no term."""
@@ -56,7 +57,10 @@ def ready_pool(server: Server, surge: int, unavailable: int) -> Iterator[Pool]:
     with server.pool({**both("replicas", WANTED), "spec.rollout": rollout}) as pool:
         pool.wait_ready()
         server.node.start_s = START_S
-        yield pool
+        try:
+            yield pool
+        finally:
+            go_on(server)
 
 
 def is_in_the_middle(pool: Pool) -> bool:
@@ -69,9 +73,15 @@ def holder(server: Server) -> str:
 
 
 def start_rollout(server: Server, pool: Pool) -> None:
-    """A new image: a new revision of both roles. It is under way."""
-    pool.merge({"image": "engine:2"})
+    """A new image: a new revision of both roles. It stays under way until ``go_on``: this process may have no
+    core for as long as the whole rollout takes."""
+    server.node.never_ready = lambda pod: bool(pod["spec"]["containers"][0]["image"] == NEW)
+    pool.merge({"image": NEW})
     assert eventually(lambda: is_in_the_middle(pool), timeout_s=READY_LIMIT_S)
+
+
+def go_on(server: Server) -> None:
+    server.node.never_ready = lambda pod: False
 
 
 def check_bounds(moments: list[Moment], surge: int, unavailable: int) -> None:
@@ -96,10 +106,11 @@ def test_a_leader_that_is_killed_in_mid_rollout_is_followed_and_the_rollout_ends
             assert holder(server) == first.identity
             first.kill()
             assert is_in_the_middle(pool)
+            go_on(server)
             pool.wait_ready()
             history.close()
             assert holder(server) == second.identity
-            assert eventually(lambda: images(pool) == {"engine:2"}, timeout_s=READY_LIMIT_S), images(pool)
+            assert eventually(lambda: images(pool) == {NEW}, timeout_s=READY_LIMIT_S), images(pool)
             second.check()
     check_bounds(history.moments, surge, unavailable)
 
@@ -118,6 +129,7 @@ def test_a_leader_that_was_stopped_for_long_writes_nothing_when_it_goes_on(serve
             history = PodHistory(server.admin, pool.namespace)
             start_rollout(server, pool)
             os.kill(first.pid, signal.SIGSTOP)
+            go_on(server)
             try:
                 pool.wait_ready()
                 assert holder(server) == second.identity
@@ -144,6 +156,7 @@ def test_a_status_that_arrives_when_another_one_leads_is_refused(server: Server,
             second.wait_ready()
             start_rollout(server, pool)
             proxy.holds_status = True
+            go_on(server)
             assert eventually(lambda: proxy.num_held > 0, timeout_s=READY_LIMIT_S)
             first.kill()
             pool.wait_ready()

@@ -222,7 +222,7 @@ async def test_a_parting_word_that_nobody_answers_is_not_waited_for_beyond_its_d
 
     async with open_session(KubeAccess(api.url)) as session:
         kube = HttpKube(session, api.url, timeout_s=60.0, fence=None)
-        leader = Leader(kube, namespace="system", name="op", identity="a", times=TIMES, lead=lead, parting_s=0.2)
+        leader = Leader(kube, namespace="system", name="op", identity="a", times=TIMES, lead=lead, parting_s=3.0)
         task = asyncio.create_task(leader.run())
         await until(lambda: leader.is_leading)
         unheard = Fault(is_parting, Broken.HANG)

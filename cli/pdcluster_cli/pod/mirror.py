@@ -31,6 +31,8 @@ KEY: Final = "tls.key"
 CA: Final = "ca.crt"
 _PUBLISHED: Final = "..data"
 """Kubernetes' link to the current folder of a mounted Secret. When the link changes, all files change at once."""
+_LOOKS: Final = 3
+"""The most looks at a Secret that is renewed while it is read."""
 _STEPS: Final = 5
 """The most steps of each end in a handshake in memory, which needs two."""
 
@@ -57,18 +59,28 @@ class Mirror:
             NotCopied: A file cannot be read, the key does not fit, or peers would refuse the certificate: the copy is
                 not touched. Or the copy cannot be written: the next look writes it again.
         """
-        published = self.source / _PUBLISHED
-        folder = published.resolve() if published.is_symlink() else self.source
-        try:
-            found = {name: (folder / name).read_bytes() for name in (KEY, CERT, CA)}
-            if found == self._copied:
-                return False
-            _check(folder)
-            self._copied = {}
-            for name, content in found.items():
-                _write_in_place(self.target / name, content)
-        except OSError as error:  # ssl.SSLError is one.
-            raise NotCopied(f"the certificate in {self.source} cannot be used: {error}") from error
+        for _ in range(_LOOKS):
+            folder = self._published()
+            try:
+                return self._update_from(folder)
+            except OSError as error:  # ssl.SSLError is one.
+                failure = error
+            if self._published() == folder:
+                break  # Else a renewal took the folder away meanwhile.
+        raise NotCopied(f"the certificate in {self.source} cannot be used: {failure}") from failure
+
+    def _published(self) -> Path:
+        link = self.source / _PUBLISHED
+        return link.resolve() if link.is_symlink() else self.source
+
+    def _update_from(self, folder: Path) -> bool:
+        found = {name: (folder / name).read_bytes() for name in (KEY, CERT, CA)}
+        if found == self._copied:
+            return False
+        _check(folder)
+        self._copied = {}
+        for name, content in found.items():
+            _write_in_place(self.target / name, content)
         self._copied = found
         return True
 

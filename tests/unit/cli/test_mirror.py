@@ -15,6 +15,7 @@ import pytest
 from fakes.certificates import FOR_CLIENTS, Authority
 from fakes.mounted_secret import MountedSecret
 from patience import PATIENCE_S, until
+from pdcluster_cli.pod import mirror as mirror_module
 from pdcluster_cli.pod.mirror import Mirror, NotCopied, main
 
 
@@ -52,6 +53,22 @@ def test_each_renewal_is_written_into_the_same_files_which_only_their_owner_read
         assert content_of(copies) == secret.content()
         assert {path.name: path.stat().st_ino for path in copies.iterdir()} == files
     assert {path.stat().st_mode & 0o777 for path in copies.iterdir()} == {0o600}
+
+
+def test_a_renewal_that_takes_the_old_folder_away_while_it_is_read_is_no_broken_certificate(
+    secret: MountedSecret, copies: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_come, check = [authority.issue()], mirror_module._check
+
+    def renew_and_check(folder: Path) -> None:
+        for issued in to_come:
+            secret.publish(issued)
+        to_come.clear()
+        check(folder)
+
+    monkeypatch.setattr(mirror_module, "_check", renew_and_check)
+    assert Mirror(secret.folder, copies).update()
+    assert content_of(copies) == secret.content()
 
 
 def test_a_shorter_certificate_leaves_nothing_of_the_longer_one(

@@ -104,9 +104,11 @@ class ProcessReceiver:
             time.sleep(0.001)
 
     def _stands_still(self) -> bool:
-        states = (
-            path.read_text().rpartition(") ")[2][0] for path in Path(f"/proc/{self._process.pid}/task").glob("*/stat")
-        )
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        try:
+            states = [path.read_text().rpartition(") ")[2][0] for path in tasks.glob("*/stat")]
+        except (FileNotFoundError, ProcessLookupError):
+            return False  # A thread has ended between the two looks.
         return all(state == "T" for state in states)
 
     def resume(self) -> None:

@@ -7,6 +7,7 @@ asking the process, also when it is stopped or dead. The fake's receivers live i
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import signal
@@ -145,9 +146,20 @@ def open_ends(kind: str) -> Iterator[Ends]:
         stack.callback(sender.close)
         assert sender.writes_per_submit == number, "Mooncake cannot be asked about batches any more"
         source = Memory()
-        source.bytes[:] = os.urandom(MEMORY_BYTES)
+        source.bytes[:] = _some_bytes()
         sender.register(source.address, MEMORY_BYTES)
         yield Ends(sender, source, new_receiver)
+
+
+@functools.cache
+def _some_bytes() -> bytes:
+    """The same for all tests of a process: to make them takes longer than most tests."""
+    return os.urandom(MEMORY_BYTES)
+
+
+def is_untouched(memory: bytes) -> bool:
+    """All zeros."""
+    return memory.count(0) == len(memory)
 
 
 def _fake(writes_per_submit: int) -> tuple[Callable[[], Transport], Callable[[], Receiver]]:

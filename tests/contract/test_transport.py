@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from contract.ends import MEMORY_BYTES, Ends, Receiver, open_ends, outcome
+from contract.ends import MEMORY_BYTES, Ends, Receiver, is_untouched, open_ends, outcome
 from pdcluster_connector.transport.base import WriteId, WriteRange, WriteStatus
 from pdcluster_protocol.errors import TransferError
 
@@ -54,8 +54,8 @@ def test_a_write_lands_byte_for_byte_and_touches_nothing_beside_it(ends: Ends, n
     assert outcome(ends.sender, write) is WriteStatus.DONE
     landed = receiver.memory.bytes
     assert landed[2000 : 2000 + num_bytes] == ends.source.bytes[1000 : 1000 + num_bytes]
-    assert not any(landed[:2000])
-    assert landed[2000 + num_bytes :].count(0) == MEMORY_BYTES - 2000 - num_bytes
+    assert is_untouched(landed[:2000])
+    assert is_untouched(landed[2000 + num_bytes :])
 
 
 def test_thousands_of_small_writes_each_find_their_block(ends: Ends) -> None:
@@ -83,7 +83,7 @@ def test_several_lanes_write_to_several_peers_at_once(ends: Ends) -> None:
     for lane in range(4):
         span = slice(lane * 100 * BLOCK_BYTES, (lane + 1) * 100 * BLOCK_BYTES)
         assert receivers[lane % 2].memory.bytes[span] == ends.source.bytes[span]
-        assert not any(receivers[1 - lane % 2].memory.bytes[span])
+        assert is_untouched(receivers[1 - lane % 2].memory.bytes[span])
 
 
 @pytest.mark.parametrize(("offset", "num_bytes"), [(-1, 16), (MEMORY_BYTES - 15, 16), (MEMORY_BYTES, 1), (0, 0)])
@@ -94,7 +94,7 @@ def test_a_source_that_is_not_registered_is_refused_before_anything_is_sent(
     with pytest.raises(TransferError, match="not registered"):
         submit(ends, receiver, offset, 0, num_bytes)
     assert outcome(ends.sender, submit(ends, receiver, 0, 64, 64)) is WriteStatus.DONE
-    assert not any(receiver.memory.bytes[:64])
+    assert is_untouched(receiver.memory.bytes[:64])
 
 
 @pytest.mark.parametrize("offset", [-BLOCK_BYTES, MEMORY_BYTES, MEMORY_BYTES - 8])
@@ -102,7 +102,7 @@ def test_a_target_that_is_not_registered_fails_and_the_next_write_succeeds(ends:
     receiver = ends.new_receiver()
     assert outcome(ends.sender, submit(ends, receiver, 0, offset, 16)) is WriteStatus.FAILED
     assert outcome(ends.sender, submit(ends, receiver, 0, 0, 16)) is WriteStatus.DONE
-    assert not any(receiver.memory.bytes[16:])
+    assert is_untouched(receiver.memory.bytes[16:])
 
 
 @pytest.mark.parametrize("wrong", [-BLOCK_BYTES, MEMORY_BYTES])
@@ -124,7 +124,7 @@ def test_a_submit_with_one_source_that_is_not_registered_is_refused_as_a_whole(e
     with pytest.raises(TransferError, match="not registered"):
         ends.sender.submit_writes(receiver.session, [*rows, (ends.source.address - 16, receiver.address, 16)])
     assert outcome(ends.sender, submit(ends, receiver, 0, MEMORY_BYTES - 16, 16)) is WriteStatus.DONE
-    assert not any(receiver.memory.bytes[: 16 * most])
+    assert is_untouched(receiver.memory.bytes[: 16 * most])
 
 
 def test_a_submit_is_pending_until_its_last_write_is_over(ends: Ends) -> None:

@@ -91,13 +91,17 @@ def main(words: Sequence[str]) -> int:
     mirror = Mirror(given.source, given.target)
     try:
         mirror.update()
-        engine = os.getpid()
-        if os.fork() == 0:
-            _follow(mirror, engine, given.interval_s)
-        os.execvp(given.command[0], given.command)  # noqa: S606 - it is what this command is for
     except NotCopied as error:
         _say(str(error))
+        return 2
+    engine, follower = os.getpid(), os.fork()
+    if follower == 0:
+        _follow(mirror, engine, given.interval_s)
+    try:
+        os.execvp(given.command[0], given.command)  # noqa: S606 - it is what this command is for
     except OSError as error:
+        os.kill(follower, signal.SIGKILL)
+        os.waitpid(follower, 0)
         _say(f"{given.command[0]} cannot be started: {error.strerror}")
     return 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 from fakes.certificates import FOR_CLIENTS, Authority
 from fakes.mounted_secret import MountedSecret
+from integration.processes import descendants
 from patience import PATIENCE_S, until
 from pdcluster_cli.pod import mirror as mirror_module
 from pdcluster_cli.pod.mirror import Mirror, NotCopied, main
@@ -140,12 +142,14 @@ def test_without_a_certificate_no_engine_is_started(
     assert "pdcluster mirror: the certificate in " in capsys.readouterr().err
 
 
-def test_a_program_that_does_not_exist_is_named(
+def test_a_program_that_does_not_exist_is_named_and_nothing_of_the_mirror_stays(
     secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--source", str(secret.folder), "--target", str(copies), "--interval-s", "0.01"]
+    before = descendants(os.getpid())
     assert main([*words, "--", "/no/such/vllm"]) == 2
     assert capsys.readouterr().err == "pdcluster mirror: /no/such/vllm cannot be started: No such file or directory\n"
+    assert descendants(os.getpid()) == before
 
 
 ENGINE = "import os, signal; print(os.getpid(), flush=True); signal.pause()"

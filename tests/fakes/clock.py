@@ -8,12 +8,17 @@ from typing import Final
 
 TICK_S: Final = 0.005
 MOST_S: Final = 0.02
-"""What counts of the time between two looks. A turn of the loop takes less; a process that stands still takes more."""
+"""What counts of the time between two looks. On a quiet machine a turn of the loop takes less."""
 
 
 class RunningClock:
-    """Seconds for which this process has run. Deadlines of a second or two that hold for a request's whole way can then
-    be reached by what is to reach them alone, and not by a machine that gives the process no core for that long."""
+    """About the seconds for which this process has run; it lags behind real time. A deadline of a second or two that
+    holds for a request's whole way is then reached by what is to reach it alone, and not by a machine that gives this
+    process no core for so long.
+
+    It is the clock of ``Services.now`` alone: a test must not race it against real time, as ``asyncio.sleep`` or an
+    engine's ``work_s`` of about the deadline, nor compare it with the times of the HTTP layer.
+    """
 
     def __init__(self) -> None:
         self._now = self._looked_at = time.monotonic()

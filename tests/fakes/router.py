@@ -90,7 +90,7 @@ class Rig(Peers):
             await until(lambda: self._find(client) is not None)
         return client
 
-    def set(self, **settings: Any) -> None:
+    def change_settings(self, **settings: Any) -> None:
         """The router goes by these from now on. For a limit that holds for a connection's first byte too, which a
         machine that stands still may miss: served first, limited then."""
         self.router.settings = self.router.settings.model_copy(update=settings)
@@ -100,6 +100,12 @@ class Rig(Peers):
         client = await self.client()
         assert (await client.get("/health")).status == 200
         return client
+
+    async def pass_time(self, seconds: float) -> None:
+        """So much passes by the router's own clock, which may be a ``RunningClock``."""
+        now = self.router.services.now
+        until_s = now() + seconds
+        await until(lambda: now() >= until_s)
 
     async def internal(self) -> RawClient:
         """A client of the internal port."""

@@ -186,6 +186,8 @@ class StopsItsProcess(Wrapped):
     then, shared by all that stop once between them."""
 
     _first: WriteId | None = None
+    _status: WriteStatus = WriteStatus.PENDING
+    """Of the first: once it is no longer pending, Mooncake must not be asked again."""
 
     def __init__(self, inner: Transport, has_stopped: threading.Event) -> None:
         super().__init__(inner)
@@ -193,12 +195,20 @@ class StopsItsProcess(Wrapped):
 
     def submit_writes(self, session: str, ranges: Sequence[WriteRange]) -> WriteId:
         write = super().submit_writes(session, ranges)
-        if self._first is not None and not self._has_stopped.is_set():
-            until(self._is_first_done)
+        if self._first is None:
+            self._first = write
+        elif not self._has_stopped.is_set():
             self._has_stopped.set()
+            assert until(self._is_first_done)
             os.kill(os.getpid(), signal.SIGSTOP)
-        self._first = write if self._first is None else self._first
         return write
+
+    def write_status(self, write: WriteId) -> WriteStatus:
+        if write != self._first:
+            return super().write_status(write)
+        if self._status is WriteStatus.PENDING:
+            self._status = super().write_status(write)
+        return self._status
 
     def _is_first_done(self) -> bool:
         assert self._first is not None

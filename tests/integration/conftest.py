@@ -53,8 +53,11 @@ async def running_clock(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     clock = RunningClock()
     monkeypatch.setattr(Services, "now", staticmethod(clock.now))
     task = asyncio.create_task(clock.run())
-    yield
-    task.cancel()
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 @pytest.fixture

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 from pathlib import Path
 from typing import TypeVar
@@ -33,7 +34,7 @@ from pdcluster_cli.models.tiny_model import ModelShape, ensure_tiny_model
 
 pytestmark = pytest.mark.engines
 
-Client = TypeVar("Client")
+Client = TypeVar("Client", bound="Asking")
 
 SMALL_CHUNKS = ("--max-num-batched-tokens", "32", "--no-enable-prefix-caching")
 """3,000 tokens take 94 steps: time enough to break something in between."""
@@ -83,6 +84,21 @@ class Asking(threading.Thread):
             self.error = error
 
 
+class Leaving(Asking):
+    """A client of a stream that may leave while it waits."""
+
+    def run(self) -> None:
+        self._client = HTTPConnection("127.0.0.1", self._pool.router.port, timeout=PATIENCE_S)
+        body = {"prompt": self._prompt, "max_tokens": 16, "temperature": 0, "stream": True}
+        with closing(self._client), suppress(HTTPException, OSError):
+            self._client.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+            self._client.getresponse().read()
+
+    def leave(self) -> None:
+        assert self._client.sock is not None
+        self._client.sock.shutdown(socket.SHUT_RDWR)
+
+
 def require_openai_error(error: Exception | None) -> str:
     """The error is an HTTP error with OpenAI's body; returns its message."""
     assert isinstance(error, HttpError), error
@@ -101,20 +117,18 @@ def stopped_in_the_middle(pool: Pool, begin: Callable[[], Client]) -> Client:
     for _ in range(20):
         num_pushed = len(prefill.read_trace("push"))
         client = begin()
-        if _is_stopped_in_the_middle(prefill, num_pushed):
+        if _is_stopped_in_the_middle(prefill, client, num_pushed):
             return client
         signal_all(prefill, signal.SIGCONT)
-        assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
+        client.join(PATIENCE_S)
+        prefill.read_trace("push", num_pushed + 1)
     raise AssertionError("prefill was never seen in the middle of a prompt")
 
 
-def _is_stopped_in_the_middle(prefill: Server, num_pushed: int) -> bool:
-    def is_over() -> bool:
-        return len(prefill.read_trace("push")) > num_pushed
-
-    assert eventually(lambda: metric(prefill.url, "vllm:num_requests_running") > 0 or is_over())
+def _is_stopped_in_the_middle(prefill: Server, client: Asking, num_pushed: int) -> bool:
+    assert eventually(lambda: metric(prefill.url, "vllm:num_requests_running") > 0 or not client.is_alive())
     signal_all(prefill, signal.SIGSTOP)
-    return not is_over()
+    return client.is_alive() and len(prefill.read_trace("push")) == num_pushed
 
 
 def signal_all(engine: Server, number: signal.Signals) -> None:
@@ -155,20 +169,19 @@ def test_with_policy_recompute_decode_answers_by_itself_when_prefill_dies(
 def test_a_client_that_leaves_during_prefill_frees_both_engines(
     whole_pool: Pool, expected: dict[int, tuple[int, ...]]
 ) -> None:
-    body = {"prompt": LONG, "max_tokens": 16, "temperature": 0, "stream": True}
     prefill = whole_pool.prefill[0]
-
-    def asking() -> HTTPConnection:
-        client = HTTPConnection("127.0.0.1", whole_pool.router.port, timeout=PATIENCE_S)
-        client.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        return client
 
     def outcomes() -> list[str]:
         return sorted(push["outcome"] for push in prefill.read_trace("push")[num_before:])
 
-    with closing(stopped_in_the_middle(whole_pool, asking)):
+    client = stopped_in_the_middle(whole_pool, lambda: Leaving(whole_pool, LONG))
+    try:
         num_before = len(prefill.read_trace("push"))
-    signal_all(prefill, signal.SIGCONT)
+        client.leave()
+        assert eventually(lambda: blocks_in_use(*whole_pool.decode) == 0)
+    finally:
+        signal_all(prefill, signal.SIGCONT)
+    client.join(PATIENCE_S)
     require_still_serving(whole_pool, expected)
     assert eventually(lambda: outcomes() == ["done", "failed"])
 

@@ -99,12 +99,14 @@ async def test_the_reservation_says_how_much_is_to_be_prefilled_and_makes_room()
 
 
 async def test_what_decode_prefills_by_itself_is_counted_and_queued_too() -> None:
-    # Beside other work twenty requests take seconds to come: the first one works, and two wait, for longer than that.
+    # Beside other work twenty requests take seconds to come: two wait for longer than that.
     async with running_rig(**ONE, max_queued_requests=2, queue_timeout_s=4.0) as rig:
-        rig.decode.work_s = 8.0
+        rig.decode.close_gate(Gate.ANSWER)
         clients = [await send(rig, {"prompt": "x" * 400, "echo": True}) for _ in range(20)]
-        statuses = [(await answer_of(client)).status for client in clients]
-        assert sorted(statuses) == [200] + [429] * 17 + [503] * 2
+        answers = [asyncio.create_task(answer_of(client)) for client in clients]
+        await until(lambda: sum(answer.done() for answer in answers) == 19)
+        rig.decode.open_gate(Gate.ANSWER)
+        assert sorted([(await answer).status for answer in answers]) == [200] + [429] * 17 + [503] * 2
         assert len(rig.decode.seen) == 1
 
 
@@ -227,7 +229,7 @@ async def test_what_is_left_of_the_deadline_after_the_wait_is_what_decode_gets()
         await occupy(rig)
         waiting = await send(rig, PROMPT, **{"x-request-timeout": "50"})
         await queued(rig, 1)
-        await asyncio.sleep(0.2)
+        await rig.pass_time(0.2)
         rig.prefill.open_gate(Gate.PREFILL)
         assert (await answer_of(waiting)).status == 200
         assert (rig.decode.seen[1].params or {})["deadline_ms"] <= 49_800
@@ -257,7 +259,7 @@ async def test_those_behind_a_large_request_enter_when_its_client_leaves() -> No
             await until(lambda number=number: len(rig.prefill.seen) == number + 1)  # type: ignore[misc]  # bound now
         large = await send(rig, {"prompt": "x" * 4000})
         await queued(rig, 1)
-        await asyncio.sleep(PASS_S + 0.1)
+        await rig.pass_time(PASS_S)
         await send(rig, {"prompt": "small"}, **{"x-request-timeout": f"{EDGE_S:g}"})  # The test's end if it stays.
         await queued(rig, 2)
         assert len(rig.prefill.seen) == 4  # Nobody passes who has waited for so long.

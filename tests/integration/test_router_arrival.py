@@ -80,10 +80,10 @@ async def test_a_large_body_that_came_at_once_has_waited_for_its_turn() -> None:
 async def test_a_request_that_came_too_slowly_says_how_long_it_was_waited_for() -> None:
     async with running_rig() as rig:
         client = await rig.served_client()
-        rig.set(client_read_timeout_s=2 * PAUSE_S)
+        rig.change_settings(client_read_timeout_s=2 * PAUSE_S)
         await client.send(raw(**{"x-request-id": "R"})[:-1])
         assert (await client.receive()).status == 408
-        rig.set(client_read_timeout_s=PATIENCE_S)
+        rig.change_settings(client_read_timeout_s=PATIENCE_S)
         request = await about(rig, "R")
     assert (request.error, request.total_s) == ("client_too_slow", None)
     assert request.read_s is not None

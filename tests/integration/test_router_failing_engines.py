@@ -15,7 +15,7 @@ from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig
 from patience import PATIENCE_S
 from pdcluster_router.core.engines.breaker import FIRST_ERA, NUM_IN_A_ROW
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 
 async def ask(rig: Rig, number: int, at_once: int, body: object = PROMPT) -> Counter[int]:

@@ -16,7 +16,7 @@ from integration.test_router_access import KEY, OTHER, bearer, line
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 ONE: dict[str, Any] = {"max_prefill_backlog_tokens": 1}
 """One request at a time."""

@@ -22,7 +22,7 @@ from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.core.engines.outage import Sign
 from pdcluster_router.engines.engine import Engine
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 SAYS = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -126,7 +126,7 @@ async def test_a_request_with_both_length_and_chunks_is_refused(rig: Rig) -> Non
 
 async def test_a_request_that_does_not_arrive_whole_in_time_is_a_408(rig: Rig) -> None:
     client = await rig.served_client()
-    rig.set(client_read_timeout_s=0.2)
+    rig.change_settings(client_read_timeout_s=0.2)
     await client.send(raw()[:-3])
     answer = await client.receive()
     assert (answer.status, code_of(answer)) == (408, "client_too_slow")
@@ -145,7 +145,7 @@ async def test_a_large_body_that_comes_steadily_may_take_longer_than_that(
 
     monkeypatch.setattr(RouterProtocol, "_read_too_slow", look_and_tell)
     client = await rig.served_client()
-    rig.set(client_read_timeout_s=0.2)
+    rig.change_settings(client_read_timeout_s=0.2)
     large = raw({"prompt": "x" * 120_000})
     for part in (large[:1_000], large[1_000:60_000]):
         rig.feed(client, part)

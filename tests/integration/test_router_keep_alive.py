@@ -20,7 +20,7 @@ from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, attempts, runni
 from patience import PATIENCE_S
 from pdcluster_router.core.requests.keep_alive import COMMENT
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 SOON_S: Final = 0.1
 TALK: Final[dict[str, Any]] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}

@@ -17,7 +17,7 @@ from fakes.router import PROMPT, running_rig, send
 from patience import PATIENCE_S
 from pdcluster_protocol.metaserver import METASERVER_PATH
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 
 async def reserve(rig: LayerwiseRig, call: object) -> Message:

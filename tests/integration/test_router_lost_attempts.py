@@ -10,7 +10,7 @@ from fakes.faults import Fault, Gate
 from fakes.router import COMPLETIONS, PROMPT, STREAM, attempts, lose, orders, outcome_of, running_rig, send, until
 from patience import PATIENCE_S
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])

@@ -302,15 +302,21 @@ async def test_an_engine_that_lists_too_many_models_keeps_the_first_ones_and_the
     ]
 
 
+def set_numbers_of_probes(monkeypatch: pytest.MonkeyPatch, for_list: int, for_unknown: int) -> None:
+    """After how many probes an engine is asked for its models: as usual, and when an unknown one was asked for."""
+    monkeypatch.setattr(health, "PROBES_FOR_LIST", for_list)
+    monkeypatch.setattr(health, "PROBES_FOR_UNKNOWN", for_unknown)
+
+
 async def test_an_adapter_that_is_loaded_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PROBES_FOR_LIST", "PROBES_FOR_UNKNOWN"):
-        monkeypatch.setattr(health, name, 10**9)
+    usual = health.PROBES_FOR_LIST, health.PROBES_FOR_UNKNOWN
+    set_numbers_of_probes(monkeypatch, 10**9, 10**9)
     async with running_rig(probe_interval_s=OFTEN) as rig:
         assert (await post(rig, asking("sql"))).status == 404
         for engine in (rig.prefill, rig.decode):
             engine.models = models_answer("m", sql="/sql")
         assert (await post(rig, asking("sql"))).status == 404
-        monkeypatch.undo()
+        set_numbers_of_probes(monkeypatch, *usual)
         await read_again(rig)
         assert (await post(rig, asking("sql"))).status == 200
 

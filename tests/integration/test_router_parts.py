@@ -19,7 +19,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.requests.exchange import Exchange
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 TWO: dict[str, Any] = {"model": "m", "prompt": ["once", "upon"], "max_tokens": 8}
 STREAM: dict[str, Any] = {**TWO, "stream": True, "stream_options": {"include_usage": True}}

@@ -155,7 +155,7 @@ async def test_a_peer_that_is_no_trusted_proxy_is_closed_before_it_says_a_word(
 
 
 async def test_a_header_that_comes_too_slowly_or_never_is_not_waited_for() -> None:
-    async with running_rig(**REQUIRED, client_read_timeout_s=2.0) as rig:
+    async with running_rig(**REQUIRED, client_read_timeout_s=6.0) as rig:
         for preface, failures in ((b"", {}), (header(CLIENT)[:20], {"proxy_refused": 1})):
             client = await from_proxy(rig, preface)
             await ended(client.reader)

@@ -14,7 +14,7 @@ from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_router.http.reading import SLICE_BYTES
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 ASKED = request_bytes(COMPLETIONS, b"{}")
 

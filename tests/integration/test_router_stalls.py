@@ -88,6 +88,7 @@ async def test_an_answer_that_is_not_streamed_has_a_limit_of_its_own() -> None:
     async with running_rig(first_byte_timeout_s=0.5, idle_timeout_s=0.5, whole_answer_timeout_s=60.0) as rig:
         rig.decode.work_s = 1.5
         assert (await answer_of(rig, PROMPT)).status == 200
+        rig.decode.work_s = 30.0
         assert (await answer_of(rig, STREAM)).status == 504
     async with running_rig(whole_answer_timeout_s=0.5) as rig:
         rig.decode.work_s = 30.0

@@ -197,7 +197,7 @@ async def test_a_probe_that_only_connects_is_no_failure(tls: Rig, caplog: pytest
 async def test_a_handshake_has_no_longer_than_a_request(
     num_bytes: int, tls_files: dict[str, Any], authority: Authority
 ) -> None:
-    async with running_rig(**tls_files, client_read_timeout_s=2.0) as rig:
+    async with running_rig(**tls_files, client_read_timeout_s=6.0) as rig:
         client = await connect(rig, None)
         await client.send(hello(authority)[:num_bytes])
         await ended(client.reader)

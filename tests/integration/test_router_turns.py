@@ -94,7 +94,7 @@ async def test_blank_lines_behind_a_request_do_not_end_its_stream(rig: Rig, blan
     client = await rig.client()
     await client.send(post("first", stream=True))
     await client.reader.readuntil(b"\r\n\r\n")
-    rig.set(client_read_timeout_s=0.2)
+    rig.change_settings(client_read_timeout_s=0.2)
     rig.feed(client, blank)
     await asyncio.sleep(0.5)
     rig.decode.open_gate(Gate.SECOND_TOKEN)
@@ -148,7 +148,7 @@ async def test_a_refused_request_that_is_whole_as_its_turn_comes_is_told_why() -
 
 async def test_blank_lines_alone_keep_no_connection(rig: Rig) -> None:
     client = await rig.served_client()
-    rig.set(client_read_timeout_s=0.2)
+    rig.change_settings(client_read_timeout_s=0.2)
     await client.send(b"\r\n")
     assert await all_that_comes(client) == b""
     await until(lambda: not rig.server.server_state.connections)

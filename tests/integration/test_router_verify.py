@@ -21,7 +21,7 @@ from pdcluster_protocol.secret import make_secret
 from pdcluster_protocol.verify import MAX_ORDER_BYTES, VERIFY_PATH, VerifyOrder
 from pdcluster_router.requests.verifier import MAX_RUNNING
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("running_clock")]
+pytestmark = pytest.mark.anyio
 
 
 def shown_for(body: bytes, ends_in_s: float = 60.0, secret: Any = SECRET) -> dict[str, str]:

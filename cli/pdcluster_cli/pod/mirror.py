@@ -94,16 +94,29 @@ def main(words: Sequence[str]) -> int:
     except NotCopied as error:
         _say(str(error))
         return 2
-    engine, follower = os.getpid(), os.fork()
-    if follower == 0:
-        _follow(mirror, engine, given.interval_s)
+    return _start(mirror, given.command, given.interval_s)
+
+
+def _start(mirror: Mirror, command: list[str], interval_s: float) -> int:
+    """Start the engine in this process, and what follows the Secret in a child. Returns 2 if either cannot be."""
+    engine, follower = os.getpid(), 0
     try:
-        os.execvp(given.command[0], given.command)  # noqa: S606 - it is what this command is for
+        follower = os.fork()
+        if follower == 0:
+            _follow(mirror, engine, interval_s)
+        os.execvp(command[0], command)  # noqa: S606 - it is what this command is for
     except OSError as error:
-        os.kill(follower, signal.SIGKILL)
-        os.waitpid(follower, 0)
-        _say(f"{given.command[0]} cannot be started: {error.strerror}")
+        _say(f"{command[0]} cannot be started: {error.strerror}")
+        _end(follower)
     return 2
+
+
+def _end(follower: int) -> None:
+    """``follower``: 0 if there is none."""
+    with suppress(ProcessLookupError, ChildProcessError):  # The system may have taken it, where nobody waits for it.
+        if follower:
+            os.kill(follower, signal.SIGKILL)
+            os.waitpid(follower, 0)
 
 
 def make_parser() -> argparse.ArgumentParser:

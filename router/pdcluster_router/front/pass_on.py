@@ -84,7 +84,7 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
             reason = str(error)
             num_lost += not error.is_unsent
             if error.is_too_large or (error.is_late and is_last) or num_lost >= most:
-                break  # Not the clock alone: the loop's timers may fire before it says so.
+                break  # The clock alone would not do: uvloop's timers may fire before the deadline.
         else:
             page.is_engines_answer = True
             return answer

@@ -52,7 +52,7 @@ async def test_a_server_that_never_answers_is_a_hang() -> None:
 
 async def test_an_answer_that_does_not_go_on_is_a_hang() -> None:
     async with serving(begins) as port:
-        observed = await ask(port, order(), "id", give_up_s=3.0)
+        observed = await ask(port, order(), "id", give_up_s=8.0)
     assert (observed.is_hung, observed.status, observed.body) == (True, 200, EVENT)
 
 

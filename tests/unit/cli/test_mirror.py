@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -15,7 +16,6 @@ import pytest
 
 from fakes.certificates import FOR_CLIENTS, Authority
 from fakes.mounted_secret import MountedSecret
-from integration.processes import descendants
 from patience import PATIENCE_S, until
 from pdcluster_cli.pod import mirror as mirror_module
 from pdcluster_cli.pod.mirror import Mirror, NotCopied, main
@@ -143,13 +143,31 @@ def test_without_a_certificate_no_engine_is_started(
 
 
 def test_a_program_that_does_not_exist_is_named_and_nothing_of_the_mirror_stays(
-    secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str]
+    secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--source", str(secret.folder), "--target", str(copies), "--interval-s", "0.01"]
-    before = descendants(os.getpid())
+    fork, forked = os.fork, list[int]()
+
+    def noted() -> int:
+        forked.append(fork())
+        return forked[-1]
+
+    monkeypatch.setattr(os, "fork", noted)
     assert main([*words, "--", "/no/such/vllm"]) == 2
     assert capsys.readouterr().err == "pdcluster mirror: /no/such/vllm cannot be started: No such file or directory\n"
-    assert descendants(os.getpid()) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(forked[0], os.WNOHANG)
+
+
+def test_a_machine_that_has_no_room_for_a_process_is_named(
+    secret: MountedSecret, copies: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refused)
+    assert main(["--source", str(secret.folder), "--target", str(copies), "--", sys.executable]) == 2
+    assert "cannot be started: Resource temporarily unavailable" in capsys.readouterr().err
 
 
 ENGINE = "import os, signal; print(os.getpid(), flush=True); signal.pause()"

@@ -37,26 +37,33 @@ def test_an_import_that_goes_on_says_for_how_many_seconds_it_has() -> None:
     assert int(seconds) >= 1
 
 
-class EndlessImport(SlowImport):
-    """Never has imported, and notes for how long it is waited for. Stands for the module ``time`` too."""
+class PlayedTime:
+    """In place of the module ``time``."""
 
-    def __init__(self) -> None:
-        super().__init__(0.0)
-        self.waited: list[float | None] = []
-        self._now = 0.0
+    now = 0.0
 
     def monotonic(self) -> float:
-        return self._now
+        return self.now
+
+
+class EndlessImport(SlowImport):
+    """Never has imported, and notes for how long it is waited for."""
+
+    def __init__(self, time: PlayedTime) -> None:
+        super().__init__(0.0)
+        self.waited: list[float | None] = []
+        self._time = time
 
     def wait_ready(self, timeout_s: float | None) -> Ready | None:
         self.waited.append(timeout_s)
-        self._now += min(0.05, timeout_s or 0.0)
+        self._time.now += min(0.05, timeout_s or 0.0)
         return None
 
 
 def test_an_import_is_not_waited_for_longer_than_the_start_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    zygote = EndlessImport()
-    monkeypatch.setattr(pool, "time", zygote)
+    played = PlayedTime()
+    zygote = EndlessImport(played)
+    monkeypatch.setattr(pool, "time", played)
     with pytest.raises(TimeoutError, match=r"importing vLLM takes more than 0 s \(--start-timeout\): see import\.log"):
         _import_once(zygote, lambda _: None, 0.12)
     asked = [seconds for seconds in zygote.waited if seconds is not None]

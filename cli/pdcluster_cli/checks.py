@@ -13,10 +13,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
-from pdcluster_cli.processes.engines import LOOPBACK, LocalDevice
+from pdcluster_cli.processes.engines import LOOPBACK, VISIBLE, LocalDevice
 from pdcluster_protocol.launch import INTERNAL_PORT
 
 SYSTEM_LIBRARIES: Final[Mapping[str, str]] = {
@@ -157,10 +158,21 @@ def check_device(
     return Finding(name)
 
 
-def count_accelerators(device: LocalDevice) -> int:
-    """The number of device files of this kind; 0 for the CPU."""
-    pattern = {LocalDevice.CPU: "", LocalDevice.CUDA: "nvidia[0-9]*", LocalDevice.NPU: "davinci[0-9]*"}[device]
-    return sum(1 for _ in Path("/dev").glob(pattern)) if pattern else 0
+def accelerators(device: LocalDevice, variables: Mapping[str, str], files: Path = Path("/dev")) -> tuple[str, ...]:
+    """The accelerators that this process may use, as the device's variable names them; none for the CPU.
+
+    A user who shares the machine with others sets that variable: those are used, and in that order. As in CUDA, what
+    follows a negative number or ``NoDevFiles`` does not count. Without it there is one for each device file.
+    """
+    if device is LocalDevice.CPU:
+        return ()
+    given = variables.get(VISIBLE[device])
+    if given is not None:
+        names = (name.strip() for name in given.split(","))
+        visible = takewhile(lambda name: not name.startswith("-") and name != "NoDevFiles", names)
+        return tuple(dict.fromkeys(name for name in visible if name))
+    pattern = {LocalDevice.CUDA: "nvidia[0-9]*", LocalDevice.NPU: "davinci[0-9]*"}[device]
+    return tuple(str(number) for number, _ in enumerate(files.glob(pattern)))
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -230,6 +230,10 @@ def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Tran
     protocol, devices = settings.transfer_protocol, settings.transfer_devices
     wanted = TransportSettings(facts.host, protocol, devices, settings.writes_per_submit, device.enter_thread)
     transport = MooncakeTransport(wanted)
-    for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
-        transport.register(address, num_bytes)
+    try:
+        for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
+            transport.register(address, num_bytes)
+    except BaseException:
+        transport.close()  # Else it would listen, and keep what it has registered, until garbage is collected.
+        raise
     return transport

@@ -14,7 +14,7 @@ import pytest
 from fakes.answers import QUESTIONS
 from fakes.faults import Fault
 from fakes.http import Message, request_bytes
-from fakes.router import Rig, running_rig
+from fakes.router import Rig, running_rig, until
 from patience import EDGE_S, PATIENCE_S
 from pdcluster_router.front import pass_on
 from pdcluster_router.front.pass_on import SMALL_BYTES
@@ -172,6 +172,27 @@ async def test_a_client_that_leaves_with_half_a_question_leaves_nothing(rig: Rig
         await asyncio.sleep(0.01)
     client.leave()
     await room_is_free(rig)
+
+
+async def test_a_router_that_ends_waits_for_a_question_that_an_engine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_on, "TIMEOUT_S", PATIENCE_S)
+    async with running_rig() as rig:
+        rig.decode.question_fault = Fault.HANG
+        asking = asyncio.create_task(ask(rig))
+        await until(lambda: rig.decode.num_questions == 1)
+        rig.router.drain()
+        ending = asyncio.create_task(rig.router.wait_until_idle(PATIENCE_S))
+        await asyncio.sleep(0.2)
+        assert not ending.done()
+        rig.decode.question_fault = Fault.NONE
+        rig.decode.hang_up_on_all()
+        await ending
+        assert (await asking).status in (200, 502)
+
+
+async def test_a_lines_end_behind_the_path_reaches_no_engine(rig: Rig) -> None:
+    answer = await ask(rig, "/tokenize%0A")
+    assert (answer.status, answer.json()["path"]) == (200, "/tokenize")
 
 
 async def test_a_router_that_drains_passes_nothing_on(rig: Rig) -> None:

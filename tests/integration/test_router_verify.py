@@ -250,6 +250,15 @@ async def test_a_router_that_stops_verifies_nothing(rig: Rig) -> None:
     assert error_of(await client.post(VERIFY_PATH, body, shown_for(body)))[:2] == (503, "draining")
 
 
+async def test_a_verification_that_the_routers_own_end_stops_says_nothing_of_kv(rig: Rig) -> None:
+    rig.prefill.close_gate(Gate.PREFILL)
+    client = await start(rig)
+    await rig.prefill.next_request()
+    rig.router.drain()
+    await rig.router.wait_until_idle(0)
+    assert error_of(await client.receive())[:2] == (503, "draining")
+
+
 async def test_a_verification_counts_as_a_request(rig: Rig) -> None:
     await verify(rig)
     assert await rig.metric('pdcluster_router_requests_total{outcome="ok"}') == 1

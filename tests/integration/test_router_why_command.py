@@ -90,7 +90,8 @@ async def test_older_requests_are_in_the_access_log(tmp_path: Path) -> None:
         out.replace(str(log), "-"),
         "",
     )
-    assert (await why("S", "--access-log", str(log)))[0] == 2
+    none = await why("S", "--access-log", str(log))
+    assert (none[0], f"{log} has no line of a request 'S'" in none[2], "--access-log" in none[2]) == (2, True, False)
     assert json.loads(log.read_text())["request_id"] == "R"
 
 

@@ -36,7 +36,10 @@ class _PatientLoop(asyncio.SelectorEventLoop):
     ) -> Any:
         found = self.create_future()
         call = partial(socket.getaddrinfo, host, port, family, type, proto, flags)
-        threading.Thread(target=_look_up, args=(self, found, call), name="look-up", daemon=True).start()
+        try:
+            threading.Thread(target=_look_up, args=(self, found, call), name="look-up", daemon=True).start()
+        except RuntimeError as error:  # No thread can be had.
+            raise OSError(f"it cannot be looked up: {error}") from error
         return await found
 
 

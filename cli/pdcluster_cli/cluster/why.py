@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     except Unanswered as error:
         print(f"pdcluster why: {error}", file=sys.stderr)
         return 2
-    return _tell(given.request_id, answers)
+    return _tell(given.request_id, answers, is_log=bool(given.access_log))
 
 
 def _answers(given: argparse.Namespace) -> dict[str, KeptAnswer | str]:
@@ -47,7 +47,7 @@ def _read(body: bytes) -> KeptAnswer | str:
         return f"its answer cannot be read ({error}): is it a router of this version?"
 
 
-def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
+def _tell(name: str, answers: dict[str, KeptAnswer | str], *, is_log: bool = False) -> int:
     """Print the answers. Returns the exit status. ``answers``: by source, an answer, or why there is none."""
     said = {source: answer for source, answer in answers.items() if isinstance(answer, KeptAnswer)}
     for source, problem in answers.items():
@@ -55,7 +55,10 @@ def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
             print(printable(f"pdcluster why: {source}: {problem}"), file=sys.stderr)
     found = [(request, source) for source, answer in said.items() for request in answer.requests]
     if not found:
-        _tell_none(name, said)
+        if is_log:
+            _tell_not_logged(name, said)
+        else:
+            _tell_none(name, said)
         return 2
     found.sort(key=lambda one: -(one[0].ended_at_unix_s or float("inf")))
     pages = [describe(request, said[source].engines, source) for request, source in found]
@@ -66,6 +69,12 @@ def _tell(name: str, answers: dict[str, KeptAnswer | str]) -> int:
 def _is_well(request: KeptRequest) -> bool:
     """Whether the request went well or still runs. An end without an outcome is a bug of the router, and not well."""
     return request.outcome == OK or (request.ended_at_unix_s is None and not request.outcome)
+
+
+def _tell_not_logged(name: str, files: Iterable[str]) -> None:
+    for file in files:
+        cure = "it may be in the log of another router, or in an older file"
+        print(f"pdcluster why: {file} has no line of a request {name!r}: {cure}", file=sys.stderr)
 
 
 def _tell_none(name: str, said: dict[str, KeptAnswer]) -> None:

@@ -29,11 +29,16 @@ class ChatError(Exception):
     """The endpoint answered with an error, or its answer broke off. The message says which."""
 
 
+class QuestionRefused(ChatError):
+    """The engines do not take this question: it is too long for the model, or the model has no chat template."""
+
+
 def stream_answer(port: int, model: str, question: str, *, max_tokens: int, timeout_s: float) -> Iterator[str]:
     """The pieces of the answer as they arrive.
 
     Raises:
-        ChatError: A status other than 200, an error event, or a stream without its end.
+        QuestionRefused: The status is 400.
+        ChatError: Another status than 200, an error event, or a stream without its end.
     """
     body = {
         "model": model,
@@ -45,7 +50,7 @@ def stream_answer(port: int, model: str, question: str, *, max_tokens: int, time
     headers = {"content-type": "application/json", **_authorization()}
     try:
         with _asked(port, "POST /v1/chat/completions", json.dumps(body), headers, timeout_s) as response:
-            _require_ok("POST /v1/chat/completions", response)
+            _require_ok("POST /v1/chat/completions", response, refusal=QuestionRefused)
             yield from _pieces(response)
     except (OSError, http.client.HTTPException) as error:
         raise ChatError(f"the answer broke off: {error!r}") from error
@@ -100,13 +105,15 @@ def _asked(
         yield connection.getresponse()
 
 
-def _require_ok(call: str, response: http.client.HTTPResponse) -> None:
+def _require_ok(call: str, response: http.client.HTTPResponse, refusal: type[ChatError] = ChatError) -> None:
+    """``refusal``: raised for a 400."""
     status = response.status
     if status == http.HTTPStatus.OK:
         return
     is_key_wrong = status == http.HTTPStatus.UNAUTHORIZED
     cure = f": engines ask for a key: give it to all by {ENGINE_KEY_VARIABLE}, not by --api-key" if is_key_wrong else ""
-    raise ChatError(f"{call} was answered {status}{cure}: {response.read().decode(errors='replace')}")
+    kind = refusal if status == http.HTTPStatus.BAD_REQUEST else ChatError
+    raise kind(f"{call} was answered {status}{cure}: {response.read().decode(errors='replace')}")
 
 
 def _pieces(lines: http.client.HTTPResponse) -> Iterator[str]:

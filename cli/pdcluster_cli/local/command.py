@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from pdcluster_cli import checks
-from pdcluster_cli.local.chat import ChatError, prove_transfer, served_model, stream_answer
+from pdcluster_cli.local.chat import ChatError, QuestionRefused, prove_transfer, served_model, stream_answer
 from pdcluster_cli.local.options import Options, parse_options
 from pdcluster_cli.local.plan import Machine, plan_engines, problems_here, remarks, split_problems
 from pdcluster_cli.local.pool import PoolProcess, RouterPlan, find_dead, start_members
@@ -135,7 +135,7 @@ def _problems_of(model: ModelSource, options: Options) -> list[str]:
 def _machine(options: Options) -> Machine:
     device = options.device or checks.detect_device()
     num_cores = len(os.sched_getaffinity(0))
-    return Machine(device, num_cores, checks.count_accelerators(device), checks.free_bytes())
+    return Machine(device, num_cores, checks.accelerators(device, os.environ), checks.free_bytes())
 
 
 def _model_of(options: Options) -> ModelSource:
@@ -184,16 +184,26 @@ def _ask_first_question(
         began = time.monotonic()
         proved = prove()
         _say(f"a first request went through both engines in {time.monotonic() - began:.2f} s")
-        question = options.question or QUESTION
-        print(f"\nQuestion: {_shortened(question)}\nAnswer:   ", end="", flush=True)
-        answer = stream_answer(options.port, model, question, max_tokens=MAX_ANSWER_TOKENS, timeout_s=ANSWER_TIMEOUT_S)
-        for piece in answer:
-            print(piece, end="", flush=True)
-        print("\n")
+        _print_answer(options, model)
+    except QuestionRefused as error:
+        if options.is_once:
+            raise
+        print(flush=True)
+        _say(f"{error}\npdcluster: the pool serves all the same, since KV went through it: {proved}")
+        return
     except ChatError as error:
         raise find_dead(members, 2.0) or error from error
     print(_report_text(traces, proved), end="\n\n")
     print(_curl_line(options.port, model), flush=True)
+
+
+def _print_answer(options: Options, model: str) -> None:
+    question = options.question or QUESTION
+    print(f"\nQuestion: {_shortened(question)}\nAnswer:   ", end="", flush=True)
+    answer = stream_answer(options.port, model, question, max_tokens=MAX_ANSWER_TOKENS, timeout_s=ANSWER_TIMEOUT_S)
+    for piece in answer:
+        print(piece, end="", flush=True)
+    print("\n")
 
 
 def _serve_until_stopped(port: int, internal_port: int, members: Sequence[PoolProcess]) -> NoReturn:

@@ -10,28 +10,29 @@ from typing import Any, Final
 
 from pdcluster_cli.local.options import Options
 from pdcluster_cli.numbers import is_whole
-from pdcluster_cli.processes.engines import CPU_ARGS, EnginePlan, LocalDevice, PoolRole
+from pdcluster_cli.processes.engines import CPU_ARGS, VISIBLE, EnginePlan, LocalDevice, PoolRole
 from pdcluster_cli.processes.parallelism import MAX_SIZE, ParallelSizes
 
 ACCELERATOR_SHARE: Final = 0.8
 """Share of an accelerator's memory for all engines on it together. vLLM's default is made for one engine alone."""
 TINY_MODEL_ARGS: Final = ("--dtype", "float32", "--max-model-len", "8192")
-_VISIBLE: Final[Mapping[LocalDevice, str]] = {
-    LocalDevice.CUDA: "CUDA_VISIBLE_DEVICES",
-    LocalDevice.NPU: "ASCEND_RT_VISIBLE_DEVICES",
-}
 _GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine as far as engines may use it. ``num_accelerators``: 0 on the CPU."""
+    """The machine as far as engines may use it. ``accelerators``: as the device's variable names them; none on the
+    CPU."""
 
     device: LocalDevice
     num_cores: int
-    num_accelerators: int
+    accelerators: tuple[str, ...] = ()
     free_bytes: int | None = None
     """Bytes of memory that are free now; None: not known."""
+
+    @property
+    def num_accelerators(self) -> int:
+        return len(self.accelerators)
 
 
 def plan_engines(
@@ -83,8 +84,8 @@ def device_env(options: Options, machine: Machine, role: PoolRole, number: int) 
     ranks = parallelism_of(options, role).num_ranks
     before = 0 if role is PoolRole.PREFILL else options.prefill * options.prefill_parallelism.num_ranks
     first = before + number * ranks
-    taken = [str(rank % machine.num_accelerators) for rank in range(first, first + ranks)]
-    return {_VISIBLE[machine.device]: ",".join(taken)}
+    taken = [machine.accelerators[rank % machine.num_accelerators] for rank in range(first, first + ranks)]
+    return {VISIBLE[machine.device]: ",".join(taken)}
 
 
 def problems_here(options: Options, machine: Machine) -> list[str]:

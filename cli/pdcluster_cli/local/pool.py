@@ -56,11 +56,10 @@ def start_members(
         EngineDied: A process has ended.
         NotReady: A process does not answer in time.
         ZygoteError: The import failed.
-        TimeoutError: The import takes too long.
+        TimeoutError: The import takes too long, or the zygote hangs.
     """
     deadline = time.monotonic() + timeout_s
-    if zygote.imports_once:
-        _import_once(zygote, say, timeout_s)
+    _await_zygote(zygote, say, timeout_s)
     engines = [PoolProcess(plan.name, plan.port, zygote.start_engine(engine_spec(plan))) for plan in plans]
     say(f"starting {', '.join(engine.name for engine in engines)} and the router")
     front = PoolProcess("router", router.port, zygote.start_engine(router_spec(plans, router)))
@@ -117,17 +116,22 @@ def wait_ready(members: Sequence[PoolProcess], watched: Sequence[PoolProcess], s
             _say_news(waiting, say, time.monotonic() - began)
 
 
-def _import_once(zygote: Zygote, say: Say, timeout_s: float) -> None:
+def _await_zygote(zygote: Zygote, say: Say, timeout_s: float) -> None:
+    """Wait until it has imported what it imports for all engines. Where that is nothing, nothing is said of it."""
     began = time.monotonic()
+    say = say if zygote.imports_once else _say_nothing
     say("importing vLLM once, for all engines")
     elapsed_s = 0.0
     while (ready := zygote.wait_ready(min(NEWS_INTERVAL_S, timeout_s - elapsed_s))) is None:
         elapsed_s = time.monotonic() - began
         if elapsed_s >= timeout_s:
-            limit = f"{timeout_s:.0f} s (--start-timeout)"
-            raise TimeoutError(f"importing vLLM takes more than {limit}: see {zygote.log_path}")
+            what = "importing vLLM" if zygote.imports_once else "the start of the process that starts engines"
+            raise TimeoutError(f"{what} takes more than {timeout_s:.0f} s (--start-timeout): see {zygote.log_path}")
         say(f"still importing ({elapsed_s:.0f} s)")
     say(f"imported in {ready.import_s:.1f} s")
+
+
+def _say_nothing(_: str) -> None: ...
 
 
 def _say_news(waiting: Sequence[PoolProcess], say: Say, elapsed_s: float) -> None:

@@ -90,11 +90,12 @@ def wait_until_idle(ask_engine: Ask, *, timeout_s: float, idle_s: float) -> str:
 
 
 def look(ask_engine: Ask, timeout_s: float) -> Work | Gone | Unknown:
-    """The engine's work at this moment. ``timeout_s``: for each of two requests."""
+    """The engine's work at this moment. ``timeout_s``: for two requests together, but half a second for the second."""
+    ends_at = time.monotonic() + timeout_s
     try:
         if ask_engine("/health", timeout_s).status == _ENGINE_DEAD:
             return Gone("its /health says that it has died")
-        answer = ask_engine("/metrics", timeout_s)
+        answer = ask_engine("/metrics", max(_LAST_ASK_S, ends_at - time.monotonic()))
     except NotThere as error:
         return Gone(str(error))
     except NoAnswer as error:

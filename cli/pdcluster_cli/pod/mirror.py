@@ -38,7 +38,7 @@ _STEPS: Final = 5
 
 
 class NotCopied(Exception):
-    """The folder's files are no certificate for a server. The message says why."""
+    """The folder's files are no certificate for a server, or their copy cannot be written. The message says which."""
 
 
 @dataclass(slots=True)
@@ -79,8 +79,11 @@ class Mirror:
             return False
         _check(folder)
         self._copied = {}
-        for name, content in found.items():
-            _write_in_place(self.target / name, content)
+        try:
+            for name, content in found.items():
+                _write_in_place(self.target / name, content)
+        except OSError as error:
+            raise NotCopied(f"the copy in {self.target} cannot be written: {error}") from error
         self._copied = found
         return True
 

@@ -38,18 +38,23 @@ def connect(host: str, port: int, deadline: float) -> socket.socket:
     """
     addresses = _addresses(host, port, deadline)
     for num_left, (family, kind, protocol, _, address) in zip(range(len(addresses), 0, -1), addresses, strict=True):
-        connection = socket.socket(family, kind, protocol)
         try:
             # An address that does not answer leaves the others their share.
-            connection.settimeout(left_s(deadline) / num_left)
-            connection.connect(address)
-        except OSError:
-            connection.close()
+            return _connected(socket.socket(family, kind, protocol), address, left_s(deadline) / num_left)
+        except OSError:  # Also of a kernel that has no sockets of this family.
             if num_left == 1:
                 raise
-        else:
-            return connection
     raise socket.gaierror(socket.EAI_NONAME, "no address")
+
+
+def _connected(connection: socket.socket, address: Any, timeout_s: float) -> socket.socket:
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def _addresses(host: str, port: int, deadline: float) -> _SocketAddresses:

@@ -42,6 +42,13 @@ class LocalDevice(Enum):
     NPU = "npu"
 
 
+VISIBLE: Final[Mapping[LocalDevice, str]] = {
+    LocalDevice.CUDA: "CUDA_VISIBLE_DEVICES",
+    LocalDevice.NPU: "ASCEND_RT_VISIBLE_DEVICES",
+}
+"""The variable that says which accelerators a process has."""
+
+
 PRELOAD: Final[tuple[str, ...]] = (
     "vllm.entrypoints.launchers.api_server.entry",
     "vllm.entrypoints.generate.api_router",

@@ -204,13 +204,17 @@ def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
     what they still hold (seen with 0.3.13).
 
     Raises:
-        ConfigError: Every start was on used ports.
+        ConfigError: Every start was on used ports, or the ports of one cannot be read.
     """
     with _starting_lock:
         for _ in range(_MAX_STARTS):
             before = listening_ports()
             engine = start()
-            ports = listening_ports() - before
+            try:
+                ports = listening_ports() - before
+            except OSError as error:  # No descriptor is left.
+                free(engine)
+                raise ConfigError(f"the ports of a new session cannot be read: {error}") from error
             if ports.isdisjoint(_used_ports):
                 _used_ports.extend(ports)
                 return engine
@@ -245,19 +249,28 @@ def _listening_port(number: int) -> set[int]:
 
 
 def free_engine(engine: Any) -> None:
-    """End every write into and out of ``engine``; nothing may call it afterwards. Waits 0.8 s, without the GIL.
-
-    Where the C++ symbol is missing (another build of Mooncake) the destructor does the same, with the GIL held.
-    """
+    """End every write into and out of ``engine``; nothing may call it afterwards. Waits 0.8 s, without the GIL."""
     from mooncake import engine as binding  # loaded already: ``engine`` is one of its objects
 
-    try:
-        free = getattr(ctypes.CDLL(binding.__file__), _FREE_ENGINE)
-    except (AttributeError, OSError):
-        _LOG.warning("Mooncake has no %s: closing a session will stop this process for a second", _FREE_ENGINE)
-        return
+    free = freeing_of(binding.__file__)
     free.argtypes, free.restype = [ctypes.c_void_p], ctypes.c_int
     free(engine.get_engine_ptr())
+
+
+def freeing_of(library: str) -> Any:
+    """Mooncake's own function that ends an engine, from the binding's file or a library that this needs (the NPU's
+    wheel). Nothing else ends writes for sure: the destructor runs when the last reference has gone.
+
+    Raises:
+        ConfigError: This build of Mooncake has none.
+    """
+    try:
+        return getattr(ctypes.CDLL(library), _FREE_ENGINE)
+    except (AttributeError, OSError) as error:
+        raise ConfigError(
+            f"Mooncake's build in {library} cannot end its writes ({error}): install mooncake-transfer-engine "
+            "0.3.12.post1 or later for this device"
+        ) from error
 
 
 def _start_engine(settings: TransportSettings) -> Any:
@@ -266,10 +279,11 @@ def _start_engine(settings: TransportSettings) -> Any:
     if settings.protocol == TransferProtocol.RDMA:
         require_rdma_devices(settings.devices)
     try:
-        from mooncake.engine import TransferEngine  # needs system libraries: fail with their names
+        from mooncake import engine as binding  # needs system libraries: fail with their names
     except ImportError as error:
         raise ConfigError(f"Mooncake cannot be loaded ({error}): {_SYSTEM_LIBRARIES}") from error
-    engine = TransferEngine()
+    freeing_of(binding.__file__)
+    engine = binding.TransferEngine()
     if status := engine.initialize(settings.host, "P2PHANDSHAKE", settings.protocol, ",".join(settings.devices)):
         raise ConfigError(
             f"Mooncake cannot start on {settings.host} with transfer_protocol {settings.protocol!r} (status {status})"

@@ -76,7 +76,11 @@ class Opening:
     """One session that a thread of its own opens. Only its owner calls ``take`` and ``close``."""
 
     def __init__(self, sessions: Sessions, on_end: Callable[[], None]) -> None:
-        """``on_end`` is called, from the other thread, when ``take`` has an answer."""
+        """``on_end`` is called, from the other thread, when ``take`` has an answer.
+
+        Raises:
+            ConfigError: No thread can be started.
+        """
         self._sessions = sessions
         self._on_end = on_end
         self._transport: Transport | None = None
@@ -84,7 +88,10 @@ class Opening:
         self._is_unwanted = self._is_left_open = False
         self._outcome_lock = threading.Lock()
         self._thread = threading.Thread(target=self._main, name="pdcluster-session", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise ConfigError(f"no session can be opened ({error}): raise this node's limit of processes") from error
 
     def take(self) -> Transport | None:
         """The session, which the caller closes; None while it is being opened. Never waits.

@@ -19,7 +19,7 @@ def read_file(path: Path, flag: str) -> bytes:
     """
     try:
         with open(path, "rb", opener=_open_at_once) as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+            raw = file.read(MAX_FILE_BYTES + 1) or b""
     except OSError as error:
         raise ConfigError(f"{flag} {path}: {error.strerror}: name a file that this process can read") from error
     if len(raw) > MAX_FILE_BYTES:
@@ -28,5 +28,5 @@ def read_file(path: Path, flag: str) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A pipe in the file's place counts as empty: the router does not wait for a writer."""
+    """Of a pipe in the file's place comes what is in it now: the router waits for no writer."""
     return os.open(path, flags | os.O_NONBLOCK)

@@ -227,7 +227,7 @@ async def refuse_responses(request: Request) -> Response:
 
 async def refuse_method(request: Request) -> Response:
     """The hot paths take POST only."""
-    return _error(request, method_not_allowed(request.method, request.url.path), {"allow": "POST"})
+    return _error(request, method_not_allowed(request.method, request.scope["path"]), {"allow": "POST"})
 
 
 def _lifespan(
@@ -277,9 +277,9 @@ async def _first_look(services: Services, probes: Probes) -> None:
 async def _http_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
     if exc.status_code == 404:
-        return _error(request, not_found(request.url.path))
+        return _error(request, not_found(request.scope["path"]))
     if exc.status_code == 405:
-        return _error(request, method_not_allowed(request.method, request.url.path), exc.headers)
+        return _error(request, method_not_allowed(request.method, request.scope["path"]), exc.headers)
     return _error(request, bad_request(str(exc.detail)), exc.headers)
 
 
@@ -300,5 +300,5 @@ def _fetched(answer: Fetched) -> Response:
 
 def _error(request: Request, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     tell_error(request, error)
-    body = api_of(request.url.path.encode()).error_body(error)
+    body = api_of(request.scope["path"].encode()).error_body(error)
     return Response(body, error.status, headers={**(headers or {}), **error.headers}, media_type=_JSON)

@@ -58,7 +58,11 @@ async def pass_on(router: Router, request: Request) -> Fetched:
                 raise RefusedRequest(no_room(router.room.max_bytes))
             taken += len(part)
             body += part
-        return await _ask(router, request, bytes(body) if request.method == "POST" else None)
+        router.num_asking += 1
+        try:
+            return await _ask(router, request, bytes(body) if request.method == "POST" else None)
+        finally:
+            router.num_asking -= 1
     finally:
         router.room.give_back(taken)
 
@@ -70,6 +74,7 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
     headers = router.access.line_for_engines(request.headers.raw)
     if body is not None:
         headers += b"content-type: %b\r\n" % request.headers.get("content-type", "application/json").encode("latin-1")
+    path = request.scope["path"].rstrip()  # A route also matches with a line's end behind it.
     now, most, num_lost = router.services.now, router.settings.max_decode_attempts, 0
     deadline = now() + TIMEOUT_S
     num_shares = min(most, 2) if body is None or len(body) <= SMALL_BYTES else 1
@@ -79,7 +84,7 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
         is_last = num_lost + 1 >= num_shares or other_decode(tried) is None
         timeout_s = left_s if is_last else left_s / num_shares
         try:
-            answer = await engine.fetch(request.url.path, timeout_s=timeout_s, headers=headers, body=body)
+            answer = await engine.fetch(path, timeout_s=timeout_s, headers=headers, body=body)
         except NoWholeAnswer as error:
             reason = str(error)
             num_lost += not error.is_unsent

@@ -130,6 +130,8 @@ class Router:
             self.services.metrics.watch_certificate(lambda: min(expiries_of(shown)))
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
+        self.num_asking = 0
+        """Questions of clients that engines have now (``pass_on.py``), outside of ``services.running``."""
         spans = self.services.spans
         self._sampling = Sampling(settings.trace_sample_ratio, _NOT_FORWARDED) if spans is not None else None
         """None: this router makes no spans."""
@@ -213,9 +215,10 @@ class Router:
         self.gate.drain()
 
     async def wait_until_idle(self, timeout_s: float, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """Waits until no request runs. After ``timeout_s`` seconds, or once ``is_urgent``, the others get an error."""
+        """Waits until no request or question runs. After ``timeout_s`` seconds, or once ``is_urgent``, running
+        requests get an error, and the server cuts off the clients of questions."""
         deadline = self.services.now() + timeout_s
-        while self.services.running and self.services.now() < deadline and not is_urgent():
+        while (self.services.running or self.num_asking) and self.services.now() < deadline and not is_urgent():
             await asyncio.sleep(0.05)
         for running in list(self.services.running):
             if running in self.services.running:  # One part that stops ends the others.

@@ -51,7 +51,12 @@ async def carry_out(router: Router, request: Request) -> bytes:
         raise RefusedRequest(bad_request(str(error), "invalid_order")) from error
     if router.is_draining:
         raise RefusedRequest(draining())
-    return msgspec.json.encode(await router.verifier.verify(order))
+    try:
+        return msgspec.json.encode(await router.verifier.verify(order))
+    except RefusedRequest as refused:
+        if router.is_draining:  # It may have stopped the request itself: that says nothing of KV.
+            raise RefusedRequest(draining()) from refused
+        raise
 
 
 async def _read_body(request: Request) -> bytes:

@@ -12,6 +12,7 @@ from integration.ports import fresh_port
 from pdcluster_cli.checks import (
     SYSTEM_LIBRARIES,
     Finding,
+    accelerators,
     check_cache,
     check_device,
     check_machine,
@@ -19,7 +20,6 @@ from pdcluster_cli.checks import (
     check_port,
     check_python,
     check_system_libraries,
-    count_accelerators,
     free_bytes,
     problems_of,
 )
@@ -143,7 +143,28 @@ def test_a_device_that_is_not_there_is_named_by_its_file(tmp_path: Path) -> None
 
 
 def test_the_cpu_has_no_accelerators() -> None:
-    assert count_accelerators(LocalDevice.CPU) == 0
+    assert accelerators(LocalDevice.CPU, {"CUDA_VISIBLE_DEVICES": "0"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (None, ("0", "1", "2")),
+        ("4,5", ("4", "5")),
+        ("GPU-1f, MIG-2e", ("GPU-1f", "MIG-2e")),
+        ("3,-1,2", ("3",)),
+        ("NoDevFiles", ()),
+        ("0,0,1", ("0", "1")),
+        ("", ()),
+    ],
+)
+def test_accelerators_are_those_that_the_user_has_chosen_or_all(
+    tmp_path: Path, given: str | None, found: tuple[str, ...]
+) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    variables = {} if given is None else {"CUDA_VISIBLE_DEVICES": given, "ASCEND_RT_VISIBLE_DEVICES": "7"}
+    assert accelerators(LocalDevice.CUDA, variables, tmp_path) == found
 
 
 def test_free_memory_is_the_machines_or_the_containers_where_that_is_less(tmp_path: Path) -> None:

@@ -73,6 +73,14 @@ def test_a_renewal_that_takes_the_old_folder_away_while_it_is_read_is_no_broken_
     assert content_of(copies) == secret.content()
 
 
+def test_a_copy_that_cannot_be_written_is_not_called_a_broken_certificate(
+    secret: MountedSecret, tmp_path: Path
+) -> None:
+    away = tmp_path / "away"
+    with pytest.raises(NotCopied, match=f"^the copy in {away} cannot be written: "):
+        Mirror(secret.folder, away).update()
+
+
 def test_a_shorter_certificate_leaves_nothing_of_the_longer_one(
     secret: MountedSecret, copies: Path, authority: Authority
 ) -> None:

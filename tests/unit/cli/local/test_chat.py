@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from patience import PATIENCE_S
-from pdcluster_cli.local.chat import ChatError, served_model, stream_answer
+from pdcluster_cli.local.chat import ChatError, QuestionRefused, served_model, stream_answer
+from pdcluster_cli.local.command import _ask_first_question
+from pdcluster_cli.local.options import parse_options
 
 KEY = "of-engines"
 
@@ -27,7 +29,8 @@ class Engine(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         is_known = self.headers.get("authorization") == f"Bearer {KEY}"
-        self.send_response(200 if is_known else 401)
+        asked = self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(400 if b"Please read this" in asked else 200 if is_known else 401)
         self.end_headers()
         self.wfile.write(json.dumps({"data": [{"id": "tiny"}]} if is_known else {"error": "Unauthorized"}).encode())
 
@@ -61,6 +64,20 @@ def test_who_shows_none_is_told_where_it_belongs(monkeypatch: pytest.MonkeyPatch
             served_model(port, timeout_s=PATIENCE_S)
         with pytest.raises(ChatError, match=f"POST /v1/chat/completions {told}"):
             list(stream_answer(port, "tiny", "?", max_tokens=1, timeout_s=PATIENCE_S))
+
+
+def test_a_question_that_the_model_does_not_take_ends_no_pool_that_serves(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    with running() as port:
+        words = ["--port", str(port)]
+        _ask_first_question(parse_options(words), [], [], lambda: "5 tokens by tcp")
+        said = capsys.readouterr().err
+        assert "POST /v1/chat/completions was answered 400" in said
+        assert "the pool serves all the same, since KV went through it: 5 tokens by tcp" in said
+        with pytest.raises(QuestionRefused):
+            _ask_first_question(parse_options([*words, "--once"]), [], [], lambda: "")
 
 
 def test_an_answer_without_its_last_event_is_not_taken_for_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:

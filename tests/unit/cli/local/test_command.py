@@ -51,7 +51,7 @@ def test_the_router_chooses_as_the_user_says_and_as_it_does_by_itself_where_they
 
 def _router_policy(folder: Path, *words: str) -> RouterPolicy:
     """Of the router that ``pdcluster local`` starts when it is given ``words``."""
-    run = Run(parse_options(words), Machine(LocalDevice.CPU, 8, 0), ModelSource("m"), folder)
+    run = Run(parse_options(words), Machine(LocalDevice.CPU, 8), ModelSource("m"), folder)
     plans = plan_engines(run.options, run.machine, model="m", folder=folder, ports=[8100, 8200])
     return parse_settings(router_spec(plans, run.router).argv).policy
 

@@ -20,7 +20,13 @@ from pdcluster_cli.local.plan import (
 from pdcluster_cli.processes.engines import EnginePlan, LocalDevice, PoolRole
 from pdcluster_cli.processes.parallelism import ParallelSizes
 
-CPU = Machine(LocalDevice.CPU, num_cores=8, num_accelerators=0)
+CPU = Machine(LocalDevice.CPU, num_cores=8)
+
+
+def machine_with(device: LocalDevice, num_accelerators: int) -> Machine:
+    return Machine(device, 8, tuple(map(str, range(num_accelerators))))
+
+
 SHARED = ("--gpu-memory-utilization", "0.4")
 
 
@@ -46,7 +52,7 @@ def test_prefill_engines_come_first_each_with_its_own_port_log_and_trace() -> No
 
 @pytest.mark.parametrize(("num_cores", "num_threads"), [(8, 4), (3, 1), (1, 1)])
 def test_engines_share_the_cores_and_each_has_one(num_cores: int, num_threads: int) -> None:
-    machine = Machine(LocalDevice.CPU, num_cores, 0)
+    machine = Machine(LocalDevice.CPU, num_cores)
     assert [plan.num_threads for plan in plans(parse(), machine)] == [num_threads, num_threads]
 
 
@@ -62,32 +68,35 @@ def test_ones_own_model_is_served_as_it_is() -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(1, SHARED), (2, ()), (8, ())])
 def test_memory_is_shared_only_when_accelerators_are_too_few(count: int, expected: tuple[str, ...]) -> None:
-    machine = Machine(LocalDevice.CUDA, 8, count)
+    machine = machine_with(LocalDevice.CUDA, count)
     assert engine_args(parse("--model", "/m"), PoolRole.DECODE, machine) == expected
 
 
 def test_more_engines_on_one_accelerator_get_less_of_it_each() -> None:
     options = parse("--model", "/m", "--prefill", "2", "--decode-tp", "2")
-    assert engine_args(options, PoolRole.DECODE, Machine(LocalDevice.CUDA, 8, 2)) == SHARED
-    assert engine_args(options, PoolRole.DECODE, Machine(LocalDevice.CUDA, 8, 1)) == ("--gpu-memory-utilization", "0.2")
+    assert engine_args(options, PoolRole.DECODE, machine_with(LocalDevice.CUDA, 2)) == SHARED
+    assert engine_args(options, PoolRole.DECODE, machine_with(LocalDevice.CUDA, 1)) == (
+        "--gpu-memory-utilization",
+        "0.2",
+    )
 
 
 def test_each_rank_gets_an_accelerator_round_robin() -> None:
-    planned = plans(parse("--prefill", "2", "--decode", "1"), Machine(LocalDevice.CUDA, 8, 2))
+    planned = plans(parse("--prefill", "2", "--decode", "1"), machine_with(LocalDevice.CUDA, 2))
     assert [plan.env for plan in planned] == [{"CUDA_VISIBLE_DEVICES": number} for number in "010"]
-    planned = plans(parse("--prefill-tp", "2", "--decode", "2"), Machine(LocalDevice.NPU, 8, 4))
+    planned = plans(parse("--prefill-tp", "2", "--decode", "2"), machine_with(LocalDevice.NPU, 4))
     assert [plan.env for plan in planned] == [{"ASCEND_RT_VISIBLE_DEVICES": dealt} for dealt in ("0,1", "2", "3")]
 
 
 def test_an_engine_of_more_ranks_than_accelerators_is_refused_in_one_line() -> None:
     options = parse("--prefill-tp", "2", "--prefill-pp", "2")
-    assert problems_here(options, Machine(LocalDevice.CUDA, 8, 3)) == [
+    assert problems_here(options, machine_with(LocalDevice.CUDA, 3)) == [
         "a prefill engine of 4 ranks needs 4 accelerators, this machine has 3 accelerators: split it less"
     ]
-    assert problems_here(options, Machine(LocalDevice.CUDA, 8, 4)) == []
+    assert problems_here(options, machine_with(LocalDevice.CUDA, 4)) == []
 
 
-@pytest.mark.parametrize("machine", [CPU, Machine(LocalDevice.CUDA, 8, 0)])
+@pytest.mark.parametrize("machine", [CPU, machine_with(LocalDevice.CUDA, 0)])
 def test_without_accelerators_nothing_is_hidden(machine: Machine) -> None:
     assert device_env(parse(), machine, PoolRole.PREFILL, 0) == {}
 
@@ -99,7 +108,7 @@ def test_sizes_reach_the_engines_of_their_role_and_ranks_share_the_cores() -> No
 
 
 def test_kv_caches_that_do_not_fit_are_refused_with_both_values() -> None:
-    machine = Machine(LocalDevice.CPU, 2, 0, free_bytes=2 << 30)
+    machine = Machine(LocalDevice.CPU, 2, free_bytes=2 << 30)
     assert problems_here(parse("--prefill-tp", "2", "--decode-tp", "2"), machine) == []
     (problem,) = problems_here(
         parse("--prefill-tp", "2", "--decode-args", "--kv-cache-memory-bytes 2147483648"), machine
@@ -113,10 +122,10 @@ def test_kv_caches_that_do_not_fit_are_refused_with_both_values() -> None:
 
 
 def test_more_ranks_than_cores_are_a_remark_and_no_refusal() -> None:
-    assert remarks(parse("--prefill-tp", "2"), Machine(LocalDevice.CPU, 2, 0)) == [
+    assert remarks(parse("--prefill-tp", "2"), Machine(LocalDevice.CPU, 2)) == [
         "3 ranks share 2 cores: everything takes longer"
     ]
-    assert remarks(parse(), Machine(LocalDevice.CPU, 2, 0)) == []
+    assert remarks(parse(), Machine(LocalDevice.CPU, 2)) == []
 
 
 QWEN = {"num_attention_heads": 28, "num_key_value_heads": 4}

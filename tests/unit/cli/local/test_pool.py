@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdcluster_cli.local import pool
-from pdcluster_cli.local.pool import RouterPlan, _import_once, start_members
+from pdcluster_cli.local.pool import RouterPlan, _await_zygote, start_members
 from pdcluster_cli.processes.engines import EnginePlan, PoolRole
 from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Ready, Zygote
 
@@ -30,7 +30,7 @@ class SlowImport(Zygote):
 
 def test_an_import_that_goes_on_says_for_how_many_seconds_it_has() -> None:
     said: list[str] = []
-    _import_once(SlowImport(0.6), said.append, 3600.0)
+    _await_zygote(SlowImport(0.6), said.append, 3600.0)
     begin, news, end = said
     assert (begin, end) == ("importing vLLM once, for all engines", "imported in 0.6 s")
     (seconds,) = re.findall(r"^still importing \((\d+) s\)$", news)
@@ -65,10 +65,19 @@ def test_an_import_is_not_waited_for_longer_than_the_start_may_take(monkeypatch:
     zygote = EndlessImport(played)
     monkeypatch.setattr(pool, "time", played)
     with pytest.raises(TimeoutError, match=r"importing vLLM takes more than 0 s \(--start-timeout\): see import\.log"):
-        _import_once(zygote, lambda _: None, 0.12)
+        _await_zygote(zygote, lambda _: None, 0.12)
     asked = [seconds for seconds in zygote.waited if seconds is not None]
     assert asked == sorted(asked, reverse=True)
     assert asked[-1] < 0.12 / 2
+
+
+def test_where_nothing_is_imported_once_the_process_that_starts_engines_has_no_longer_either() -> None:
+    said: list[str] = []
+    zygote = EndlessImport(PlayedTime())
+    zygote.imports_once = False
+    with pytest.raises(TimeoutError, match=r"the start of the process that starts engines takes more than 0 s"):
+        _await_zygote(zygote, said.append, 0.0)
+    assert said == []
 
 
 def test_where_every_engine_imports_for_itself_nothing_is_said_of_one_import(tmp_path: Path) -> None:

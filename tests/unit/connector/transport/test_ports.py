@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from ctypes.util import find_library
 from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
 
-from pdcluster_connector.transport.mooncake import listening_ports, start_on_new_ports
+from pdcluster_connector.transport import mooncake
+from pdcluster_connector.transport.mooncake import freeing_of, listening_ports, start_on_new_ports
 from pdcluster_protocol.errors import ConfigError
 
 
@@ -28,6 +30,27 @@ def close(engine: socket.socket) -> None:
 def port_of(engine: socket.socket) -> int:
     port: int = engine.getsockname()[1]
     return port
+
+
+def test_a_build_of_mooncake_that_cannot_end_its_writes_is_refused_by_its_file() -> None:
+    libc = find_library("c")
+    assert libc is not None
+    with pytest.raises(ConfigError, match=f"Mooncake's build in {libc} cannot end its writes"):
+        freeing_of(libc)
+
+
+def test_an_engine_whose_ports_cannot_be_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, freed = list[str](), list[str]()
+
+    def read() -> set[int]:
+        if started:
+            raise OSError("too many open files")
+        return set()
+
+    monkeypatch.setattr(mooncake, "listening_ports", read)
+    with pytest.raises(ConfigError, match="too many open files"):
+        start_on_new_ports(lambda: started.append("engine") or "engine", freed.append)  # type: ignore[func-returns-value]
+    assert freed == ["engine"]
 
 
 def test_a_port_of_a_closed_session_is_never_used_again() -> None:

@@ -16,6 +16,7 @@ from fakes.network import FakeNetwork, FakeTransport
 from patience import PATIENCE_S, until
 from pdcluster_connector.transport.base import RegisteredMemory, Transport
 from pdcluster_connector.transport.sessions import Opening, Sessions, close_or_end_engine, close_within
+from pdcluster_protocol.errors import ConfigError
 
 
 class Bench:
@@ -30,6 +31,16 @@ class Bench:
 
     def is_closed(self, transport: FakeTransport) -> bool:
         return transport.session not in self.network._memories
+
+
+def test_where_no_thread_can_be_started_the_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    bench = Bench()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(ConfigError, match=r"can't start new thread.*: raise this node's limit of processes"):
+        Opening(bench.sessions, lambda: None)
 
 
 def test_one_session_is_opened_at_start_and_each_peer_gets_its_own() -> None:

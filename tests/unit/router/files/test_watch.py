@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from fakes.router import until
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
 
 pytestmark = pytest.mark.anyio
@@ -72,3 +74,13 @@ async def test_each_reason_is_told_once_and_again_where_somebody_asks(
     owner.watch.reload()
     assert told() == ["gone", "no key", "gone", "gone"]
     task.cancel()
+
+
+def test_a_pipe_whose_writer_says_nothing_counts_as_empty(tmp_path: Path) -> None:
+    pipe = tmp_path / "keys"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(pipe, os.O_WRONLY)
+    assert read_file(pipe, "--api-key-file") == b""
+    os.close(writer)
+    os.close(reader)

@@ -247,6 +247,28 @@ def test_an_open_without_the_routers_token_is_denied() -> None:
         assert not pair.target.layers.any()
 
 
+def test_where_no_thread_can_open_a_session_the_nodes_limit_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse_sessions(thread: threading.Thread) -> None:
+        if thread.name == "pdcluster-session":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with make_pair(settings=PATIENT) as pair:
+        pair.expect("a", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse_sessions)
+            pair.forward(pair.slice_of("a", [1], [5]))
+            assert pair.step_until(lambda: bool(pair.losses))
+        assert "can't start new thread): raise the node's limit of processes" in pair.losses[0].reason
+        pair.step(finished=["a"])
+        assert pair.step_until(lambda: "a" in pair.released)
+        pair.expect("b", 1)
+        pair.forward(pair.slice_of("b", [2], [6]))
+        assert pair.step_until(lambda: pair.ended.get("b", False))
+
+
 def test_a_cut_does_not_stop_the_other_threads_of_the_engine() -> None:
     """Mooncake's own destructor would hold the interpreter for a second: the forward pass would feel it. Each time, and
     not only when the machine itself stands still."""

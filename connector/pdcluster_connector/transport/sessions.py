@@ -91,7 +91,7 @@ class Opening:
         try:
             self._thread.start()
         except RuntimeError as error:
-            raise ConfigError(f"no session can be opened ({error}): raise this node's limit of processes") from error
+            raise ConfigError(f"no session can be opened ({error}): raise the node's limit of processes") from error
 
     def take(self) -> Transport | None:
         """The session, which the caller closes; None while it is being opened. Never waits.

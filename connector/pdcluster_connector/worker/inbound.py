@@ -96,7 +96,8 @@ class InboundSessions:
         Never waits.
 
         Raises:
-            ConfigError: Too many engines, or too many peers of this engine, wait for sessions already.
+            ConfigError: Too many engines, or too many peers of this engine, wait for sessions already, or no thread can
+                be started.
         """
         if transport := self._open.get(boot_id):
             return SessionId(transport.session)

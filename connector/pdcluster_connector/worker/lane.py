@@ -332,10 +332,9 @@ class Lane:
             can_reshard, can_gather = context.staging is not None, context.strips is not None
             route = plan_route(welcome, boot_id, context.hello, can_reshard=can_reshard, can_gather=can_gather)
             self._sums.decode_layout = welcome.layout
+            self._out.open(route, welcome.session, context.sessions, self._wakeup.set)
         except PDClusterError as error:
             self._fail(str(error))
-            return
-        self._out.open(route, welcome.session, self._context.sessions, self._wakeup.set)
 
     def _enter(self, now: float) -> None:
         """If the way to the decode rank has opened, each push asks for its grant, and the backlog is followed."""

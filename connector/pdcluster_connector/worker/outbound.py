@@ -82,9 +82,12 @@ class Outbound:
         """Begins to open the way along ``route`` to ``session``. Another thread calls ``on_end``; then call ``enter``.
 
         Opening may take seconds. Pushes still end by their deadlines meanwhile.
+
+        Raises:
+            ConfigError: No thread can be started.
         """
-        self._route, self._session = route, session
         self._opening = Opening(sessions, on_end)
+        self._route, self._session = route, session
 
     def enter(self) -> bool:
         """Whether the way has opened since the last call. If so, the caller follows the backlog.

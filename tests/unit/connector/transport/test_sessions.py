@@ -39,7 +39,7 @@ def test_where_no_thread_can_be_started_the_limit_is_named(monkeypatch: pytest.M
 
     bench = Bench()
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(ConfigError, match=r"can't start new thread.*: raise this node's limit of processes"):
+    with pytest.raises(ConfigError, match=r"can't start new thread.*: raise the node's limit of processes"):
         Opening(bench.sessions, lambda: None)
 
 

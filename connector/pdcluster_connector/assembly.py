@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -230,10 +231,9 @@ def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Tran
     protocol, devices = settings.transfer_protocol, settings.transfer_devices
     wanted = TransportSettings(facts.host, protocol, devices, settings.writes_per_submit, device.enter_thread)
     transport = MooncakeTransport(wanted)
-    try:
+    with ExitStack() as unless_whole:  # Left alone it would listen, and keep memory pinned, until garbage is collected.
+        unless_whole.callback(transport.close)
         for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):
             transport.register(address, num_bytes)
-    except BaseException:
-        transport.close()  # Else it would listen, and keep what it has registered, until garbage is collected.
-        raise
+        unless_whole.pop_all()
     return transport

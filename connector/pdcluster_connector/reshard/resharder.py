@@ -239,7 +239,7 @@ class Resharder:
         reason = self._failure
         try:
             reason = reason or self._reshard(order, group, regions)
-        except Exception as error:  # noqa: BLE001  # whatever it is: this layer's parts do not come
+        except (RuntimeError, TimeoutError) as error:
             self._context.device.note(error)
             self._break(f"prefill rank {self._context.us.rank} cannot exchange KV with the other ranks: {error}")
             reason = self._failure

@@ -68,6 +68,19 @@ class Wakeup:
                 os.close(self.fd)
 
 
+def start_polling(thread: threading.Thread, wakeup: Wakeup) -> None:
+    """Starts the thread that polls ``wakeup``.
+
+    Raises:
+        RuntimeError: The process gets no thread more; ``wakeup`` is closed.
+    """
+    try:
+        thread.start()
+    except RuntimeError:
+        wakeup.close()
+        raise
+
+
 class _Channel:
     def __init__(self, kind: int, wakeup: Wakeup) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)

@@ -6,6 +6,8 @@ with engines around it.
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import signal
 import socket
@@ -26,7 +28,8 @@ from pdcluster_connector.core.writers import SessionId
 from pdcluster_connector.settings import SessionUse, Settings
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.worker.inbound import InboundSessions
-from pdcluster_protocol.ids import EngineId
+from pdcluster_connector.worker.resharding import Resharding
+from pdcluster_protocol.ids import EngineId, RequestId
 from pdcluster_protocol.secret import make_secret
 
 QUICK = Settings(quarantine_s=0.5, hold_s=0.5, lease_s=1.0, handshake_timeout_s=20.0)
@@ -267,6 +270,63 @@ def test_where_no_thread_can_open_a_session_the_nodes_limit_is_the_reason(monkey
         pair.expect("b", 1)
         pair.forward(pair.slice_of("b", [2], [6]))
         assert pair.step_until(lambda: pair.ended.get("b", False))
+
+
+def _no_descriptors(*_: int) -> int:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("lacks", ["threads", "descriptors"])
+def test_a_prefill_engine_without_room_for_a_lane_computes_on_and_the_next_request_has_one(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse_lanes(thread: threading.Thread) -> None:
+        if thread.name.startswith("pdcluster-lane"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with make_pair(settings=PATIENT) as pair:
+        pair.expect("a", 1)
+        with monkeypatch.context() as patch:
+            if lacks == "threads":
+                patch.setattr(threading.Thread, "start", refuse_lanes)
+            else:
+                patch.setattr(os, "eventfd", _no_descriptors)
+            pair.forward(pair.slice_of("a", [1], [5]))
+        pair.prefill.worker.protect_preempted([RequestId("a")])
+        pair.step(finished=["a"])
+        assert "a" in pair.released
+        pair.expect("b", 1)
+        pair.forward(pair.slice_of("b", [2], [6]))
+        assert pair.step_until(lambda: pair.ended.get("b", False))
+        assert not pair.target.layers[:, 5].any()
+
+
+class _StillReads(Resharding):
+    """A resharder that reads the step's blocks until it is asked for its fence."""
+
+    read_step = 0
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    def fence(self) -> threading.Event:
+        self.num_asked, self.read_step = self.num_asked + 1, 1
+        return super().fence()
+
+
+def test_blocks_that_only_the_resharder_reads_are_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks push what it reads. The lanes of this rank have ended, or were never made."""
+    reads = _StillReads()
+    with make_pair(settings=PATIENT) as pair, monkeypatch.context() as patch:
+        patch.setattr(pair.prefill.worker, "_resharding", reads)
+        patch.setattr(os, "eventfd", _no_descriptors)
+        pair.forward(pair.slice_of("a", [1], [5]))
+        pair.prefill.worker.protect_preempted([RequestId("a")])
+        pair.prefill.worker.protect_preempted([RequestId("a")])
+    assert reads.num_asked == 1
 
 
 def test_a_cut_does_not_stop_the_other_threads_of_the_engine() -> None:

@@ -29,7 +29,7 @@ from pdcluster_connector.core.sending import Push, PushKey
 from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.reshard import ReshardFailed, StepRead, StripGatherer
 from pdcluster_connector.settings import CUT_S
-from pdcluster_connector.side_channel import PrefillChannel, Wakeup
+from pdcluster_connector.side_channel import PrefillChannel, Wakeup, start_polling
 from pdcluster_connector.steps import PushSlice
 from pdcluster_connector.worker.asking import Asker
 from pdcluster_connector.worker.content_sums import PushSums
@@ -112,7 +112,7 @@ class Lane:
         self._next_expiry = 0.0
         self._channel: PrefillChannel | None = None
         self._thread = threading.Thread(target=self._main, name=f"pdcluster-lane-{decode_rank}", daemon=True)
-        self._thread.start()
+        start_polling(self._thread, self._wakeup)
 
     @property
     def is_usable(self) -> bool:

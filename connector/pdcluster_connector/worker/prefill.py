@@ -18,6 +18,7 @@ from pdcluster_connector.core.sending import PushKey
 from pdcluster_connector.core.source_hold import SourceHolds
 from pdcluster_connector.core.tp_mapping import target_ranks
 from pdcluster_connector.ending import left_s
+from pdcluster_connector.failures import TransferFailure, log_failure
 from pdcluster_connector.settings import CUT_S, PushTiming
 from pdcluster_connector.steps import PrefillStep, PushSlice, PushTarget
 from pdcluster_connector.worker.lane import Lane
@@ -118,6 +119,7 @@ class PrefillWorker:
 
         Waits up to ``preempt_wait_s``: the blocks are overwritten as soon as this returns.
         """
+        request_ids = tuple(request_ids)
         waits = [
             (self._sending[request_id].key, lane, threading.Event())
             for request_id in request_ids
@@ -126,8 +128,7 @@ class PrefillWorker:
         for key, lane, quiet in waits:
             lane.post(Quiesce(key, quiet))
         deadline = time.monotonic() + self._context.settings.preempt_wait_s
-        # Other ranks get our heads from our own resharder only. No push is whole before the resharder has read them.
-        is_read = not waits or self._resharding.fence().wait(self._context.settings.preempt_wait_s)
+        is_read = not self._is_resharding(request_ids) or self._resharding.fence().wait(left_s(deadline))
         for key, lane, quiet in waits:
             if not (quiet.wait(max(0.0, deadline - time.monotonic())) and is_read):
                 lane.lost.add(key)
@@ -180,10 +181,11 @@ class PrefillWorker:
     def _sending_of(self, part: PushSlice, step: int) -> _Sending:
         sending = self._sending.get(part.request_id)
         if sending is None:
-            lanes = tuple(self._lane(rank, part.target) for rank in self._decode_ranks(part.target))
-            sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes)
+            lanes = [self._lane(rank, part.target) for rank in self._decode_ranks(part.target)]
+            made = tuple(lane for lane in lanes if lane is not None)
+            sending = _Sending(PushKey(part.transfer_id, part.attempt), made)
             self._sending[part.request_id] = sending
-            self._holds.begin(part.request_id, (*lanes, self._resharding))
+            self._holds.begin(part.request_id, (*made, self._resharding))
         sending.is_whole, sending.last_step = part.is_last, step
         return sending
 
@@ -204,12 +206,20 @@ class PrefillWorker:
             self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads, has_state=has_state)
         return self._ranks_of[key]
 
-    def _lane(self, decode_rank: int, target: PushTarget) -> Lane:
+    def _lane(self, decode_rank: int, target: PushTarget) -> Lane | None:
+        """None: this process has no descriptor or thread left for a lane. Decode gives the push up at its deadline, and
+        the next request asks again: an exception would end the engine with all its requests."""
         address, now = target.side_channels[decode_rank], time.monotonic()
         lane = self._lanes.get(address)
         if lane is None or not lane.is_usable:
             self._retire_stale(address, now)
-            lane = self._lanes[address] = Lane(address, decode_rank, self._context, self._released.append)
+            try:
+                lane = Lane(address, decode_rank, self._context, self._released.append)
+            except (OSError, RuntimeError) as error:
+                reason = f"prefill cannot start a lane to decode rank {decode_rank}: {error}"
+                log_failure(TransferFailure.LANE_FAILED, reason=f"{reason}: raise the node's limits")
+                return None
+            self._lanes[address] = lane
         self._used_at[address] = now
         return lane
 
@@ -260,6 +270,11 @@ class PrefillWorker:
         sending = self._sending.pop(request_id)
         for lane in sending.lanes:
             lane.post(Forget(sending.key))
+
+    def _is_resharding(self, request_ids: Iterable[RequestId]) -> bool:
+        """Whether our resharder, from which alone other ranks get our heads, may still read blocks of one of these."""
+        steps = [self._sending[each].last_step for each in request_ids if each in self._sending]
+        return any(step > self._resharding.read_step for step in steps)
 
     def _reading_lanes(self, request_id: RequestId) -> list[Lane]:
         """Lanes that may still read this request's blocks."""

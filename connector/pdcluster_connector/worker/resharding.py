@@ -178,12 +178,15 @@ class GroupResharding(Resharding):
 
     def _hand_out(self, outcome: Resharded, step: _StepParts) -> None:
         """Posts each part to the lanes of its decode TP rank. There is one lane for each stage; only one stage has
-        the layer."""
+        the layer. None: the process had no room for the lane."""
         group, now = self._group_of[outcome.region], time.monotonic()
         orders: dict[Lane, list[StagedWrite]] = {}
         for part in outcome.parts:
             push, item = step.pushes[group][part.item], step.items[group][part.item]
             lanes = [lane for lane in push.lanes if lane.decode_rank % item.decode_tp_size == part.decode_rank]
+            if not lanes and outcome.ticket is not None:
+                self._resharder.release(outcome.ticket)
+                continue
             write = self._write(outcome, push.part, item, part, holders=len(lanes))
             for lane in lanes:
                 orders.setdefault(lane, []).append(write)
@@ -194,7 +197,6 @@ class GroupResharding(Resharding):
         self, outcome: Resharded, source: PushSlice, item: ReshardItem, part: StagedPart, *, holders: int
     ) -> StagedWrite:
         assert outcome.ticket is not None, "a part without space"
-        assert holders, f"no lane to decode rank {part.decode_rank}, whose blocks we own"
         buffer = StagingBuffer(partial(self._resharder.release, outcome.ticket), holders)
         key = PushKey(source.transfer_id, source.attempt)
         return StagedWrite(key, item, part, self._staging.address + outcome.offset, buffer)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from patience import EDGE_S, until
 from pdcluster_connector.core.ranges import GroupSlice
 from pdcluster_connector.device import CpuDevice
 from pdcluster_connector.reshard.feeds import TokenPages
 from pdcluster_connector.reshard.staging import StagingMemory
 from pdcluster_connector.settings import Settings
 from pdcluster_connector.steps import PushSlice, PushTarget
-from pdcluster_connector.worker.resharding import GroupResharding, Resharding, TokenMemory, plan_item
+from pdcluster_connector.worker.resharding import GroupResharding, Resharding, StepPush, TokenMemory, plan_item
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.ids import Attempt, EngineId, RequestId, TransferId
 from pdcluster_protocol.side_channel import RankLayout, RegionKind, RegionLayout
@@ -58,6 +59,35 @@ def test_staging_memory_holds_a_page_of_all_heads_of_a_layer_twice_or_the_engine
         return
     with pytest.raises(ConfigError, match=r"staging_bytes is 65535, and a page of one layer has 32768 .*use 65536"):
         GroupResharding(ours, tokens, staging, CpuDevice(), Settings())
+
+
+def test_what_is_resharded_for_a_decode_rank_without_a_lane_takes_no_staging_memory() -> None:
+    """The process had no room for the lane."""
+    page = 128 * 8 * 16
+    ours = RankLayout(0, 1, (RegionLayout("a", 0, 0, 9, page, page, RegionKind.TOKENS, 8, 128),))
+    staging = StagingMemory(65_536, torch.device("cpu"))
+    device = CpuDevice()
+    resharding = GroupResharding(
+        ours, TokenMemory(None, {0: torch.zeros(9 * page, dtype=torch.uint8)}), staging, device, Settings()
+    )
+    target = PushTarget(EngineId("d"), 4, (), 1000, (128,), (128,))
+    part = PushSlice(
+        RequestId("r"),
+        TransferId("t"),
+        Attempt(1),
+        "",
+        target,
+        (GroupSlice(0, 256, (5, 6), (7, 8)),),
+        256,
+        is_last=True,
+    )
+    for step in range(1, 4):
+        resharding.begin_step(step, [StepPush(part, ())])
+        resharding.layer_saved(range(1), device.record())
+        resharding.end_step()
+    assert until(lambda: resharding.read_step == 3)
+    assert resharding.close(EDGE_S)
+    assert staging._pool.is_idle
 
 
 def test_without_a_resharder_blocks_are_read_by_lanes_only() -> None:

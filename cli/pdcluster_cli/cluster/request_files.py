@@ -30,12 +30,17 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 def read_access_log(path: str, name: str) -> KeptAnswer | str:
-    """The newest requests with this id in the file (``-``: standard input), or why the file cannot be read."""
+    """The newest requests with this id in the file (``-``: standard input), or why the file cannot be read.
+
+    Of a file that ends too early (a log that is still being compressed) the requests count that stand before that.
+    """
+    problems: list[Exception] = []
     try:
         with _opened(path) as lines:
-            return KeptAnswer(requests=tuple(find(lines, name)))
-    except (OSError, EOFError, zlib.error) as error:
-        return f"it cannot be read: {getattr(error, 'strerror', None) or error}"
+            found = find(_readable(lines, problems), name)
+    except OSError as error:
+        return _said(error)
+    return _said(problems[0]) if problems and not found else KeptAnswer(requests=tuple(found))
 
 
 def find(lines: Iterable[bytes], name: str) -> list[KeptRequest]:
@@ -58,6 +63,18 @@ def _opened(path: str) -> Iterator[Iterable[bytes]]:
             return
         with gzip.GzipFile(fileobj=file) as unpacked:
             yield unpacked
+
+
+def _readable(lines: Iterable[bytes], problems: list[Exception]) -> Iterator[bytes]:
+    """The lines, until one cannot be read: why goes to ``problems``."""
+    try:
+        yield from lines
+    except (OSError, EOFError, zlib.error) as error:
+        problems.append(error)
+
+
+def _said(error: Exception) -> str:
+    return f"it cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:

@@ -192,7 +192,7 @@ def _ask_first_question(
         _say(f"{error}\npdcluster: the pool serves all the same, since KV went through it: {proved}")
         return
     except ChatError as error:
-        raise find_dead(members, 2.0) or error from error
+        raise find_dead(members, 2.0, have_served=True) or error from error
     print(_report_text(traces, proved), end="\n\n")
     print(_curl_line(options.port, model), flush=True)
 
@@ -209,7 +209,7 @@ def _print_answer(options: Options, model: str) -> None:
 def _serve_until_stopped(port: int, internal_port: int, members: Sequence[PoolProcess]) -> NoReturn:
     _say(serving_text(port, internal_port))
     try:
-        dead = find_dead(members, None)
+        dead = find_dead(members, None, have_served=True)
     except Stopped as stopped:
         stopped.exit_status = 0
         raise

@@ -81,15 +81,20 @@ def router_spec(plans: Sequence[EnginePlan], router: RouterPlan) -> EngineSpec:
     return EngineSpec("router", ROUTER_MODULE, argv, {}, router.log_path)
 
 
-def find_dead(members: Sequence[PoolProcess], timeout_s: float | None) -> EngineDied | None:
-    """The first member that has ended. Waits for one up to ``timeout_s`` seconds (None: for ever)."""
+def find_dead(
+    members: Sequence[PoolProcess], timeout_s: float | None, *, have_served: bool = False
+) -> EngineDied | None:
+    """The first member that has ended. Waits for one up to ``timeout_s`` seconds (None: for ever).
+
+    ``have_served``: the log of one that has may begin with errors of hours ago; its end says why it has ended.
+    """
     poll = select.poll()
     by_fd = {member.handle.status_fd: member for member in members}
     for fd in by_fd:
         poll.register(fd, select.POLLIN)
     for fd, _ in poll.poll(None if timeout_s is None else timeout_s * 1000):
         handle = by_fd[fd].handle
-        return EngineDied(handle.spec.name, handle.wait(0) or 0, handle.spec.log_path)
+        return EngineDied(handle.spec.name, handle.wait(0) or 0, handle.spec.log_path, has_served=have_served)
     return None
 
 

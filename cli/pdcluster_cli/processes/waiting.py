@@ -15,8 +15,8 @@ from pdcluster_cli.processes.last_words import cause_in, describe_end, last_line
 class EngineDied(Exception):
     """A process that should serve has ended. The message has its name, exit status, cause if known, and last lines."""
 
-    def __init__(self, name: str, exit_code: int, log_path: Path) -> None:
-        super().__init__(describe_end(name, exit_code, log_path))
+    def __init__(self, name: str, exit_code: int, log_path: Path, *, has_served: bool = False) -> None:
+        super().__init__(describe_end(name, exit_code, log_path, has_served=has_served))
 
 
 class NotReady(TimeoutError):

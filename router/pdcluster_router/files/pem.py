@@ -9,6 +9,7 @@ OpenSSL judges: no certificate is parsed here. Errors name the flag that gave th
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,10 +38,18 @@ class KeyPair:
     def load_into(self, context: ssl.SSLContext) -> str:
         """``context`` shows the certificate from now on. Returns the certificate's PEM.
 
+        A renewal between two reads mixes old with new: then both files are read once more.
+
         Raises:
             ConfigError: A file cannot be read, or the two files do not belong together.
         """
-        pem = certificates_in(self.cert, self.cert_flag, "name the one to show, and those between behind it")
+        with suppress(ConfigError):
+            if (pem := self._load_into(context)) == self._read_certificate():
+                return pem
+        return self._load_into(context)
+
+    def _load_into(self, context: ssl.SSLContext) -> str:
+        pem = self._read_certificate()
         self._check_key()
         both = f"{self.cert_flag} {self.cert} and {self.key_flag} {self.key}"
         try:
@@ -71,6 +80,9 @@ class KeyPair:
         except ssl.SSLError as error:
             raise ConfigError(f"{who}: {words_of(error)}: give whole ones in PEM, the one to show first") from error
         return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
+
+    def _read_certificate(self) -> str:
+        return certificates_in(self.cert, self.cert_flag, "name the one to show, and those between behind it")
 
     def _check_key(self) -> None:
         pem = read_file(self.key, self.key_flag)

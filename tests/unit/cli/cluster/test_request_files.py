@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -97,6 +98,22 @@ def test_a_file_that_was_compressed_is_read_and_one_that_is_cut_off_is_told(tmp_
         assert isinstance(told, str)
         assert told.startswith("it cannot be read: ")
         assert "None" not in told
+
+
+def test_of_a_compressed_file_that_is_cut_off_the_requests_before_that_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "access.gz"
+    others = b"".join(
+        b"%d %s\n" % (number, random.Random(number).randbytes(64).hex().encode()) for number in range(9999)
+    )
+    whole = gzip.compress(text_of(LINE) + b"\n" + others)
+    path.write_bytes(whole[: len(whole) // 2])
+    answer = read_access_log(str(path), "R-7")
+    assert isinstance(answer, KeptAnswer)
+    assert [request.request_id for request in answer.requests] == ["R-7"]
+    assert (
+        read_access_log(str(path), "R-8")
+        == "it cannot be read: Compressed file ended before the end-of-stream marker was reached"
+    )
 
 
 def test_the_first_byte_of_a_line_is_nobodys_and_an_engine_of_several_is_not_guessed() -> None:

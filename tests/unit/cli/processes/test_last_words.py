@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pdcluster_cli.processes.last_words import last_lines
+from pdcluster_cli.processes.last_words import describe_end, last_lines
 
 
 def test_the_last_lines_of_a_log_are_told(tmp_path: Path) -> None:
@@ -21,3 +21,11 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
         file.seek(0, 2)
         file.write(b"\nthe end\n")
     assert last_lines(log, 1) == "    the end"
+
+
+def test_of_a_process_that_has_served_an_error_of_hours_ago_is_no_cause(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    old, new = (f"Traceback (most recent call last):\n  File x\nValueError: {why}\n" for why in ("hours ago", "now"))
+    log.write_text(old + "INFO: all is well\n" * 9999 + new)
+    assert "prefill has ended with status 1: ValueError: hours ago; " in describe_end("prefill", 1, log)
+    assert "prefill has ended with status 1: ValueError: now; " in describe_end("prefill", 1, log, has_served=True)

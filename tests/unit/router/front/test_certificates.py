@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,27 @@ def folder_at(path: Path) -> None:
 def pipe_at(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
+
+
+class RenewedMeanwhile(ssl.SSLContext):
+    """Both files are renewed before OpenSSL reads them, once."""
+
+    renew: Callable[[], None] | None = None
+
+    def load_cert_chain(self, *args: Any, **kwargs: Any) -> None:
+        if self.renew is not None:
+            self.renew()
+            self.renew = None
+        super().load_cert_chain(*args, **kwargs)
+
+
+def test_files_that_are_renewed_while_they_are_read_are_read_again(authority: Authority, tmp_path: Path) -> None:
+    both = files(tmp_path)
+    write(authority.issue(), *both)
+    newer = authority.issue()
+    context = RenewedMeanwhile(ssl.PROTOCOL_TLS_SERVER)
+    context.renew = lambda: write(newer, *both)
+    assert pair(*both).load_into(context) == newer.pem.decode()
 
 
 REFUSED: dict[str, tuple[Break, str]] = {

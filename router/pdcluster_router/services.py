@@ -32,13 +32,14 @@ from pdcluster_router.core.requests.vllm_ascend import VllmAscendDialect
 from pdcluster_router.core.telemetry.request_trace import SampledTrace
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
+from pdcluster_router.engines.engine_file import engine_file_of
 from pdcluster_router.engines.model_terms import ModelTerms
 from pdcluster_router.engines.roster import Roster, Terms
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.handshakes import Handshakes
-from pdcluster_router.setting_forms import EngineDialect, UnknownModels
+from pdcluster_router.setting_forms import Discovery, EngineDialect, UnknownModels
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.kept import Kept, KeptRow
@@ -136,9 +137,11 @@ class Services:
             self.roster, self.terms, refuses_unknown=refuses, aliases=settings.models_by_alias
         )
         self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
-        """None: the engines are named at start, and stay."""
+        """None: Kubernetes is not asked."""
+        self.engine_file = engine_file_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
+        """None: no file names the engines."""
         self._add_gauges()
-        if self.discovery is None:
+        if settings.discovery is Discovery.STATIC:
             self.roster.update(_named_in(settings))
 
     def _add_gauges(self) -> None:
@@ -146,8 +149,8 @@ class Services:
         self.metrics.watch_homes(self.roster.tallies)
         self.metrics.watch_in_flight(lambda: len(self.running) + self.num_queued)
         self.metrics.watch_engines(lambda: [_sample_of(engine) for engine in self.all_engines()])
-        if (discovery := self.discovery) is not None:
-            self.metrics.watch_discovery(lambda: discovery.is_current)
+        if (source := self.discovery or self.engine_file) is not None:
+            self.metrics.watch_discovery(lambda: source.is_current)
 
     def on_room(self, tell: Callable[[], None]) -> None:
         """``tell`` is called each time that requests may leave the queue."""

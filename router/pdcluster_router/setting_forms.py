@@ -16,7 +16,8 @@ from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.networks import parse_network
 
 
-def _checked_url(url: str) -> str:
+def checked_url(url: str) -> str:
+    """The base URL of an engine, without a slash at its end. Raises: ValueError: It is none, or has more."""
     parts = urlsplit(url)
     if "[" not in parts.netloc and parts.netloc.count(":") > 1:
         # A pod's own address, where pods have IPv6 first: the engines would refuse it too.
@@ -59,7 +60,7 @@ def _checked_alias(text: str) -> str:
 
 
 ModelAlias = Annotated[str, AfterValidator(_checked_alias)]
-EngineUrl = Annotated[str, AfterValidator(_checked_url)]
+EngineUrl = Annotated[str, AfterValidator(checked_url)]
 ApiUrl = Annotated[str, AfterValidator(checked_api_url)]
 ProxyNetwork = Annotated[str, AfterValidator(lambda text: str(parse_network(text)))]
 _LABEL: Final = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
@@ -73,6 +74,8 @@ class Discovery(Enum):
     """They are named at start."""
     KUBERNETES = "kubernetes"
     """From the EndpointSlices of one PDCluster, for as long as it runs."""
+    FILE = "file"
+    """From a file that may change while the router runs."""
 
 
 class EngineDialect(Enum):

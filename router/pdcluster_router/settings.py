@@ -45,6 +45,11 @@ class Settings(SpanSettings):
     """Base URLs of the decode engines: as ``prefill_urls``."""
     discovery: Discovery = Discovery.STATIC
     """How engines are found. static: works everywhere, and needs no right on any API."""
+    engines_file: Path | None = None
+    """File that names the engines, each in a line: its role, its URL, and revision=NAME where there are several. Read
+    again when it changes. For --discovery file."""
+    engines_file_interval_s: float = Field(default=3.0, gt=0, le=3600)
+    """Seconds between two looks at that file. 3: as ``api_key_interval_s``."""
     engine_dialect: EngineDialect = EngineDialect.PDCLUSTER
     """The dialect of the engines' KV connector. pdcluster: ours, with all our promises. vllm-ascend:
     engines of vllm-ascend 0.23 as they are released. Their calls to the internal port show no token, so only engines
@@ -237,12 +242,21 @@ class Settings(SpanSettings):
     @model_validator(mode="after")
     def _finds_engines(self) -> Self:
         given = {"--prefill": self.prefill_urls, "--decode": self.decode_urls}
+        kind = self.discovery.value
+        if self.engines_file is not None and self.discovery is not Discovery.FILE:
+            raise ValueError(
+                f"--engines-file {self.engines_file}: --discovery is {kind}, give --discovery file with it"
+            )
         if self.discovery is Discovery.STATIC:
             if missing := [flag for flag, urls in given.items() if not urls]:
-                raise ValueError(f"{' and '.join(missing)}: name at least one, or use --discovery kubernetes")
+                raise ValueError(f"{' and '.join(missing)}: name at least one, or use --discovery kubernetes or file")
             return self
         if named := [flag for flag, urls in given.items() if urls]:
-            raise ValueError(f"{' and '.join(named)}: engines are found, not named, with --discovery kubernetes")
+            raise ValueError(f"{' and '.join(named)}: engines are found, not named, with --discovery {kind}")
+        if self.discovery is Discovery.FILE:
+            if self.engines_file is None:
+                raise ValueError("--engines-file: --discovery file needs it")
+            return self
         needed = {"--cluster": self.cluster, "--namespace": self.namespace, "--kube-api": self.kube_api}
         if absent := [flag for flag, value in needed.items() if value is None]:
             raise ValueError(f"{' and '.join(absent)}: --discovery kubernetes needs it (a pod knows all but --cluster)")

@@ -24,7 +24,34 @@ class Listed:
 
 
 @dataclass
-class KubeRig(Rig):
+class FoundRig(Rig):
+    """A ``Rig`` whose engines come and go while the router runs."""
+
+    def known(self, engine: FakeEngine) -> Engine | None:
+        """What the router has of it."""
+        return next((one for one in self.router.services.all_engines() if one.url == engine.url), None)
+
+    def state(self, engine: FakeEngine) -> str:
+        """What the router thinks of it; empty when it does not know it."""
+        known = self.known(engine)
+        return known.state.value if known is not None else ""
+
+    async def usable(self, *engines: FakeEngine) -> None:
+        """All of these can be given work, and no timer of the rig would have done it: those are at 60 s."""
+
+        def is_usable(engine: FakeEngine) -> bool:
+            known = self.known(engine)
+            return known is not None and known.is_healthy and known.state.value == "serving"
+
+        await until(lambda: all(is_usable(engine) for engine in engines))
+
+    async def becomes(self, engine: FakeEngine, state: str) -> None:
+        """That is what the router thinks of it; no timer, as with ``usable``."""
+        await until(lambda: self.state(engine) == state)
+
+
+@dataclass
+class KubeRig(FoundRig):
     """A ``Rig`` whose engines come, change and go in the API server."""
 
     api: ApiServer = field(default_factory=ApiServer)
@@ -60,28 +87,6 @@ class KubeRig(Rig):
     def unlist(self, engine: FakeEngine) -> None:
         """No slice names it any more."""
         self.api.delete(self.listed[engine.url].name)
-
-    def known(self, engine: FakeEngine) -> Engine | None:
-        """What the router has of it."""
-        return next((one for one in self.router.services.all_engines() if one.url == engine.url), None)
-
-    def state(self, engine: FakeEngine) -> str:
-        """What the router thinks of it; empty when it does not know it."""
-        known = self.known(engine)
-        return known.state.value if known is not None else ""
-
-    async def usable(self, *engines: FakeEngine) -> None:
-        """All of these can be given work, and no timer of the rig would have done it: those are at 60 s."""
-
-        def is_usable(engine: FakeEngine) -> bool:
-            known = self.known(engine)
-            return known is not None and known.is_healthy and known.state.value == "serving"
-
-        await until(lambda: all(is_usable(engine) for engine in engines))
-
-    async def becomes(self, engine: FakeEngine, state: str) -> None:
-        """That is what the router thinks of it; no timer, as with ``usable``."""
-        await until(lambda: self.state(engine) == state)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Files that are read again when they change: API keys, certificates, authorities.
+"""Files that are read again when they change: API keys, certificates, authorities, engines.
 
     GOOD --a look finds other numbers (inode, time, size), or SIGHUP--> read anew --usable--> GOOD
                                                                           +--not usable--> BAD --each look--> read anew

@@ -25,6 +25,7 @@ from starlette.types import Receive, Scope, Send
 
 from pdcluster_protocol.errors import Unavailable
 from pdcluster_protocol.kept import REQUESTS_PATH
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.pool_page import POOL_PATH
 from pdcluster_protocol.secret import Secret
@@ -236,7 +237,7 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Router]]:
         router = Router(settings, secret)
-        num_prefill, num_decode = len(settings.prefill_urls), len(settings.decode_urls)
+        num_prefill, num_decode = (len(router.services.engines[role]) for role in (Role.PREFILL, Role.DECODE))
         logger.info("router started prefill_engines=%d decode_engines=%d", num_prefill, num_decode)
         try:
             async with asyncio.TaskGroup() as tasks, _watching(tasks, router):

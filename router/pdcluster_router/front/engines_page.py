@@ -39,6 +39,8 @@ def _requests(services: Services) -> Requests:
 def _discovery(services: Services) -> DiscoveryStatus:
     discovery = services.discovery
     kind = services.settings.discovery.value
+    if (file := services.engine_file) is not None:
+        return DiscoveryStatus(kind, file.is_current, file.reason)
     if discovery is None:
         return DiscoveryStatus(kind)
     return DiscoveryStatus(kind, discovery.is_current, discovery.reason, sorted(discovery.problems))

@@ -34,6 +34,7 @@ from pdcluster_router.core.clients.api_keys import KEY_HEADERS
 from pdcluster_router.core.clients.client_address import ClientAddresses
 from pdcluster_router.core.clients.room import Room
 from pdcluster_router.core.requests.pairing import Timeouts
+from pdcluster_router.engines.engine_file import EngineFile
 from pdcluster_router.engines.models import Models
 from pdcluster_router.engines.roster import Terms
 from pdcluster_router.engines.trust import EngineTrust
@@ -107,7 +108,8 @@ class Router:
         """None: the client port is plain."""
         self.internal_certificate = internal_certificate_of(settings)
         """None: the internal port is plain."""
-        self.watches = _watches_of(self.access, self.certificate, self.internal_certificate, self.services.trust)
+        certificates = (self.certificate, self.internal_certificate, self.services.trust)
+        self.watches = _watches_of(self.access, *certificates, self.services.engine_file)
         """The watches of files that are read anew when they change."""
         self.verifier = Verifier(self.services, self.access.engine_line)
         self.models = Models(self.services.roster, self.services.now, self.services.model_terms.aliases)
@@ -125,9 +127,8 @@ class Router:
         self.access_log = _access_log_of(settings, self.services)
         """None: this router writes none."""
         self.services.metrics.watch_keys(self.access.uses, self.access.names)
-        shown = (self.certificate, self.internal_certificate, self.services.trust)
-        if any(expiries_of(shown)):
-            self.services.metrics.watch_certificate(lambda: min(expiries_of(shown)))
+        if any(expiries_of(certificates)):
+            self.services.metrics.watch_certificate(lambda: min(expiries_of(certificates)))
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
         self.num_asking = 0
@@ -347,7 +348,7 @@ class Router:
         raise RefusedRequest(admitted)
 
 
-def _watches_of(*owners: Access | Certificate | EngineTrust | None) -> list[FileWatch]:
+def _watches_of(*owners: Access | Certificate | EngineTrust | EngineFile | None) -> list[FileWatch]:
     return [owner.watch for owner in owners if owner is not None and owner.watch is not None]
 
 

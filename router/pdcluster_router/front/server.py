@@ -28,6 +28,7 @@ from pdcluster_router.core.apis.openai_errors import ApiError, bad_request, no_r
 from pdcluster_router.core.clients.proxy_protocol import Preface
 from pdcluster_router.core.clients.room import RoomLimit, Unread
 from pdcluster_router.core.engines.catalog import namesakes
+from pdcluster_router.engines.engine_file import read_engines
 from pdcluster_router.engines.trust import check_engine_files
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
@@ -182,7 +183,7 @@ class RouterServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handles uvicorn's signals, and SIGHUP: it reads keys and certificates anew, or ends a router without any."""
+        """Handles uvicorn's signals, and SIGHUP: it reads its files anew, or ends a router without any."""
         if not _reads_files(self._settings):
             with super().capture_signals():
                 yield
@@ -254,6 +255,8 @@ def run(settings: Settings, secret: Secret) -> None:
     certificate_of(settings)
     internal_certificate_of(settings)
     check_engine_files(settings)
+    if settings.engines_file is not None:
+        read_engines(settings)
     if _reads_files(settings):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: the files are read later.
     _raise_open_file_limit()
@@ -285,7 +288,7 @@ def warnings_of(settings: Settings, secret: Secret) -> list[str]:
 
 def _reads_files(settings: Settings) -> bool:
     certificates = (settings.tls_cert, settings.internal_tls_cert, settings.engine_ca, settings.engine_cert)
-    return any(file is not None for file in (settings.api_key_file, *certificates))
+    return any(file is not None for file in (settings.api_key_file, settings.engines_file, *certificates))
 
 
 def _answer_of(error: ApiError) -> bytes:

@@ -137,7 +137,9 @@ class Metrics:
         self.spans_lost = self._counter(
             "spans_lost_requests", "Sampled requests whose spans the collector has not got, or not all of them"
         )
-        self.discovery_failed = self._counter("discovery_failures", "Lists and watches of the API server that failed")
+        self.discovery_failed = self._counter(
+            "discovery_failures", "Failed lists and watches of the API server, or looks at the engines' file"
+        )
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(_PREFIX + name, text, registry=self._registry)
@@ -223,7 +225,7 @@ class Metrics:
 
     def watch_discovery(self, is_current: Callable[[], bool]) -> None:
         """As ``watch_in_flight``. Call it only where engines are not named at start."""
-        up = self._gauge("discovery_up", "Whether changes of the engines reach us from the API server")
+        up = self._gauge("discovery_up", "Whether changes of the engines reach us")
         up.set_function(is_current)
 
     def render(self) -> bytes:

@@ -1,0 +1,85 @@
+"""The lines that name engines, and what is said of those that do not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.engines.engine_lines import engines_in
+from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.setting_forms import checked_url
+
+BOTH = "prefill http://p:1\ndecode http://d:2\n"
+FORM = "write prefill or decode, a URL like http://HOST:PORT, and revision=NAME where there are several"
+
+
+def test_each_line_names_an_engine() -> None:
+    text = """
+    # The pool of the third floor.
+    prefill http://10.0.0.5:8100/
+    prefill\thttps://[::1]:8101   revision=a-1.b_2   # new
+
+    decode http://d:2"""
+    assert engines_in(text, checked_url) == (
+        Member("http://10.0.0.5:8100", Role.PREFILL),
+        Member("https://[::1]:8101", Role.PREFILL, "a-1.b_2"),
+        Member("http://d:2", Role.DECODE),
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "both http://p:3",
+        "prefill",
+        "http://p:3",
+        "prefill http://p:3 revis",
+        "prefill http://p:3 revision=",
+        "prefill http://p:3 revision=a b",
+        "prefill http://p:3 revision=a revision=b",
+        "\x00" * 200,
+    ],
+)
+def test_a_line_of_another_form_is_shown_with_its_number(line: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        engines_in(f"{BOTH}{line}", checked_url)
+    assert str(told.value) == f"line 3: {line!r} names no engine: {FORM}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it names no prefill and no decode engine: name at least one of each role"),
+        ("# prefill http://p:1", "it names no prefill and no decode engine: name at least one of each role"),
+        ("decode http://d:2\n", "it names no prefill engine: name at least one of each role"),
+        ("\nprefill p:1", "line 2: 'p:1' is not a URL like http://HOST:PORT"),
+        ("prefill http://p/v1", "line 1: 'http://p/v1' has more than a host and a port: give http://HOST:PORT only"),
+        ("prefill http://p:99999", "line 1: Port out of range 0-65535"),
+        (f"{BOTH}decode http://d:2/", "line 3: http://d:2 is named in line 2 already: leave one of them out"),
+        (f"{BOTH}decode http://d:2 revision=b", "line 3: http://d:2 is named in line 2 already: leave one of them out"),
+        ("x" * 999, f"line 1: {'x' * 200!r} names no engine: {FORM}"),
+    ],
+)
+def test_a_file_that_names_no_pool_is_refused_with_the_cure(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        engines_in(text, checked_url)
+    assert str(told.value) == said
+
+
+WORDS = st.sampled_from(["prefill", "decode", "http://p:1", "https://d:2", "http://[::1", "revision=a", "#", " ", "\n"])
+
+
+@given(st.one_of(st.text(), st.lists(WORDS).map(" ".join)))
+def test_any_text_names_engines_of_both_roles_or_is_refused_in_one_line(text: str) -> None:
+    members: tuple[Member, ...] = ()
+    refusal = ""
+    try:
+        members = engines_in(text, checked_url)
+    except ConfigError as error:
+        refusal = str(error)
+    assert "\n" not in refusal
+    assert bool(refusal) == ({member.role for member in members} != set(Role))
+    assert len({(member.role, member.url) for member in members}) == len(members)

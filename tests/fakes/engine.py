@@ -218,8 +218,8 @@ class FakeEngine:
             case Fault.HANG:
                 await reader.read(1)
                 return False
-            case Fault.TOO_MUCH:
-                writer.write(json_answer(200, b"x" * (MAX_FETCHED_BYTES + 1)))
+            case (Fault.MUCH | Fault.TOO_MUCH) as fault:
+                writer.write(json_answer(200, b"x" * (MAX_FETCHED_BYTES + (fault is Fault.TOO_MUCH))))
             case _:
                 writer.write(simple)
         return True

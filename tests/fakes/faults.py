@@ -25,6 +25,8 @@ class Fault(Enum):
     """As vLLM when it is told to stop: what there is of the answer, a finish reason, and a clean end."""
     EMPTY_200 = auto()
     NOT_HTTP = auto()
+    MUCH = auto()
+    """To a question: the largest answer that a router takes."""
     TOO_MUCH = auto()
     """A response, and another one that nobody asked for."""
     RAW = auto()

@@ -12,19 +12,22 @@ from fakes.faults import Fault
 from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send, until
 from patience import PATIENCE_S
+from pdcluster_router.engines.engine import MAX_FETCHED_BYTES
 from pdcluster_router.http.reading import SLICE_BYTES
 
 pytestmark = pytest.mark.anyio
 
+MOST_CLIENTS = 32
 ASKED = request_bytes(COMPLETIONS, b"{}")
 
 
 async def client_that_takes_nothing(rig: Rig, num_answer_bytes: int) -> RawClient:
     """It will be answered by decode's errors, which the router sends in one piece."""
     rig.decode.fault, rig.decode.raw = Fault.RAW, json_answer(400, error_body("x" * num_answer_bytes, 400))
+    num_before = len(rig.server.server_state.connections)
     client = await rig.client()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport has it
-    await until(lambda: len(rig.server.server_state.connections) == 1)
+    await until(lambda: len(rig.server.server_state.connections) == num_before + 1)
     return client
 
 
@@ -52,11 +55,38 @@ async def test_a_client_that_has_taken_a_late_answer_is_not_cut_off_afterwards(r
     client = await client_that_takes_nothing(rig, 1_000_000)
     connection = rig.connection_of(client)
     await client.send(ASKED * 64)
-    await until(lambda: connection._take_timer is not None)
+    await until(lambda: connection._untaken._timer is not None)
     client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
     async with asyncio.timeout(PATIENCE_S):
         assert [(await client.receive()).status for _ in range(64)] == [400] * 64
-    assert connection._take_timer is None
+    assert connection._untaken._timer is None
+
+
+async def client_that_leaves_an_answer(rig: Rig) -> RawClient | None:
+    """It takes nothing of the largest answer to a question; None: it was cut off."""
+    rig.decode.question_fault = Fault.MUCH
+    client = await client_that_takes_nothing(rig, 0)
+    room, connections, question = rig.router.room, rig.server.server_state.connections, b"{}"
+    had_bytes, num = room.used_bytes, len(connections)
+    await client.send(request_bytes("/tokenize", question))
+    await until(lambda: len(connections) < num or room.used_bytes > had_bytes + len(question))
+    return client if len(connections) == num else None
+
+
+async def test_answers_that_clients_do_not_take_have_room_for_some_and_the_others_are_cut_off() -> None:
+    """An answer to a question is whole when it is written: many connections would fill the memory with them."""
+    async with running_rig(max_buffered_bytes=4 * MAX_FETCHED_BYTES) as rig:
+        clients: list[RawClient] = []
+        while (client := await client_that_leaves_an_answer(rig)) is not None:
+            clients.append(client)
+            assert len(clients) < MOST_CLIENTS, "the sockets hold all of it"
+        room = rig.router.room
+        assert len(clients) > 1
+        assert room.used_bytes < room.max_bytes
+        for client in clients:
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
+            assert len((await client.receive()).body) == MAX_FETCHED_BYTES
+        await until(lambda: not room.used_bytes)
 
 
 async def test_an_idle_client_that_has_not_taken_its_last_answer_is_cut_off(rig: Rig) -> None:

@@ -33,6 +33,7 @@ from pdcluster_router.core.clients.room import Heads, RoomLimit, Unread
 from pdcluster_router.front.router import Router
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.reading import ReadingProtocol
+from pdcluster_router.http.untaken import Untaken
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 MAX_PIPELINED: Final = 8
@@ -71,7 +72,6 @@ class RouterProtocol(ReadingProtocol):
         self._is_guest = False
         self._is_ending = False
         self._is_clogged = False  # The next answer waits until the client has taken some of the earlier ones.
-        self._take_timer: asyncio.TimerHandle | None = None
 
     # What the event loop says.
 
@@ -85,11 +85,13 @@ class RouterProtocol(ReadingProtocol):
         share = RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS
         self._room = self._router.callers.room_of(self) if self._is_internal else self._router.room
         self._heads, self.unread = Heads(self._room, share), Unread(self._room, share)
+        seconds = self._router.settings.idle_timeout_s
+        self._untaken = Untaken(self, Unread(self._room, share), seconds, self.loop)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_read_timer()
-        self._limit_taking(is_awaited=False)
+        self._untaken.ends()
         self._count.closed(self)
         self._heads.close()
         active, incoming, self._active, self._incoming = self._active, self._incoming, None, None
@@ -114,11 +116,11 @@ class RouterProtocol(ReadingProtocol):
         if self._active is not None and self._active.owner is not None:
             self._active.owner.pause()
         else:
-            self._limit_taking(is_awaited=True)
+            self._untaken.begins()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._limit_taking(is_awaited=False)
+        self._untaken.ends()
         if self._is_clogged:
             self._is_clogged = False
             self.on_response_complete()
@@ -223,7 +225,7 @@ class RouterProtocol(ReadingProtocol):
         self._num_bytes_ahead = 0
         if self.flow.write_paused and not self.transport.is_closing():
             self._is_clogged = True
-            self._limit_taking(is_awaited=True)
+            self._untaken.begins()
             self._hold()
             return
         self._is_held = False
@@ -376,13 +378,6 @@ class RouterProtocol(ReadingProtocol):
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None
-
-    def _limit_taking(self, *, is_awaited: bool) -> None:
-        """Starts or stops the time limit for a client that takes no bytes. A relayed answer's owner has its own."""
-        if self._take_timer is not None:
-            self._take_timer.cancel()
-        seconds = self._router.settings.idle_timeout_s
-        self._take_timer = self.loop.call_later(seconds, self.abort) if is_awaited else None
 
     def _read_too_slow(self) -> None:
         self._read_timer = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import unicodedata
 from enum import Enum
+from functools import lru_cache
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from pdcluster_kube.access import checked_api_url
 from pdcluster_protocol.networks import parse_network
 
 
+@lru_cache(maxsize=4096)
 def checked_url(url: str) -> str:
     """The base URL of an engine, without a slash at its end. Raises: ValueError: It is none, or has more."""
     parts = urlsplit(url)

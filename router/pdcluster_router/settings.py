@@ -44,10 +44,11 @@ class Settings(SpanSettings):
     decode_urls: tuple[EngineUrl, ...] = ()
     """Base URLs of the decode engines: as ``prefill_urls``."""
     discovery: Discovery = Discovery.STATIC
-    """How engines are found. static: works everywhere, and needs no right on any API."""
+    """How engines are found. static: by ``prefill_urls`` and ``decode_urls``; works everywhere, and needs no right on
+    any API. file: by ``engines_file``. kubernetes: by EndpointSlices."""
     engines_file: Path | None = None
     """File that names the engines, each in a line: its role, its URL, and revision=NAME where there are several. Read
-    again when it changes. For --discovery file."""
+    again when it changes, in the event loop: on a local disk. For --discovery file."""
     engines_file_interval_s: float = Field(default=3.0, gt=0, le=3600)
     """Seconds between two looks at that file. 3: as ``api_key_interval_s``."""
     engine_dialect: EngineDialect = EngineDialect.PDCLUSTER

@@ -90,6 +90,31 @@ async def test_an_engine_that_is_named_gets_work_and_one_that_is_no_more_finishe
         await rig.becomes(old[1], "")
 
 
+async def test_the_last_prefill_engine_of_a_revision_still_prefills_what_its_decode_engines_have(
+    tmp_path: Path,
+) -> None:
+    async with running_file_rig(tmp_path / "engines", pairs=2, on_prefill_failure="fail") as rig:
+        (old_prefill, new_prefill), (old_decode, new_decode) = rig.prefills, rig.decodes
+        old_decode.close_gate(Gate.RESERVE)
+        running = await send(rig)
+        await until(lambda: len(old_decode.seen) == 1)
+        rig.name(new_prefill, new_decode, revision="revision=b")
+        await rig.becomes(old_decode, "leaving")
+        assert rig.state(old_prefill) == "finishing"
+        await rig.usable(new_prefill, new_decode)
+        assert (await post(rig)).status == 200
+        old_decode.open_gate(Gate.RESERVE)
+        assert (await running.receive()).status == 200
+        assert num_seen(old_prefill, old_decode, new_prefill, new_decode) == [1, 1, 1, 1]
+
+
+async def test_such_an_engine_is_forgotten_when_no_request_can_want_it_any_more(tmp_path: Path) -> None:
+    async with running_file_rig(tmp_path / "engines", pairs=2, first_byte_timeout_s=1.0) as rig:
+        rig.name(rig.prefills[1], rig.decodes[1], revision="revision=b")
+        await rig.becomes(rig.prefills[0], "finishing")
+        await rig.becomes(rig.prefills[0], "")
+
+
 async def test_revisions_of_a_file_are_not_mixed(tmp_path: Path) -> None:
     async with running_file_rig(tmp_path / "engines", pairs=2) as rig:
         (a_prefill, b_prefill), (a_decode, b_decode) = rig.prefills, rig.decodes
@@ -105,7 +130,7 @@ async def test_revisions_of_a_file_are_not_mixed(tmp_path: Path) -> None:
         assert sum(num_seen(a_decode, b_decode)) == 8
 
 
-@pytest.mark.parametrize("text", ["", "decode http://d:1\n", "prefill nonsense\n", "\udcff"])
+@pytest.mark.parametrize("text", ["", "decode http://d:1\n", "prefill secret\n", "secret", "\udcff"])
 async def test_a_file_that_cannot_be_used_changes_no_engine(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,6 +142,7 @@ async def test_a_file_that_cannot_be_used_changes_no_engine(
         said = await discovery_of(rig)
         assert said["is_current"] is False
         assert str(rig.path) in said["reason"]
+        assert "http://" not in said["reason"]
         assert await rig.metric("pdcluster_router_discovery_up") == 0
         assert await rig.metric("pdcluster_router_discovery_failures_total") >= 1
         rig.name(*rig.prefills, *rig.decodes)
@@ -143,7 +169,7 @@ REFUSED = {
     "": "--engines-file: --discovery file needs it",
     "--engines-file FILE --prefill http://p:1": "--prefill: engines are found, not named, with --discovery file",
     "--engines-file FILE --discovery static": "--engines-file FILE: --discovery is static, give ",
-    "--engines-file FILE": "--engines-file FILE: line 1: 'x' names no engine: write prefill or decode, ",
+    "--engines-file FILE": "--engines-file FILE: line 1 names no engine: write prefill or decode, ",
     "--engines-file FILE.no": "--engines-file FILE.no: No such file or directory: name a file that ",
 }
 

@@ -55,11 +55,12 @@ async def test_a_client_that_has_taken_a_late_answer_is_not_cut_off_afterwards(r
     client = await client_that_takes_nothing(rig, 1_000_000)
     connection = rig.connection_of(client)
     await client.send(ASKED * 64)
-    await until(lambda: connection._untaken._timer is not None)
+    await until(lambda: connection._untaken is not None and connection._untaken.is_awaited)
     client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
     async with asyncio.timeout(PATIENCE_S):
         assert [(await client.receive()).status for _ in range(64)] == [400] * 64
-    assert connection._untaken._timer is None
+    assert connection._untaken is not None
+    assert not connection._untaken.is_awaited
 
 
 async def client_that_leaves_an_answer(rig: Rig) -> RawClient | None:

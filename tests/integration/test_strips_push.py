@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -32,6 +34,7 @@ from integration.ranks import (
 from patience import EDGE_S, until
 from pdcluster_cli.local.report import read_traces
 from pdcluster_connector.assembly import DecodeRank, PrefillRank, make_decode_rank, make_prefill_rank
+from pdcluster_connector.core.reception import Lost
 from pdcluster_connector.device import Device
 from pdcluster_connector.ending import end_parts
 from pdcluster_connector.engine_facts import Memory
@@ -188,6 +191,35 @@ def test_blocks_without_neighbours_leave_as_they_are(tmp_path: Path) -> None:
         assert pair.outcomes("a") == [True] * 2
         pair.require_exact(ours, theirs)
     assert {line.writes for line in read_traces([trace]) if isinstance(line, PushTrace)} == {3 * 100}
+
+
+def test_where_one_lane_cannot_be_made_the_decode_ranks_with_one_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their engine asks for another attempt at once; to find it out by itself would take it seconds."""
+    eventfd, made = os.eventfd, list[int]()
+
+    def only_one(*arguments: int) -> int:
+        if made:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(eventfd(*arguments))
+        return made[0]
+
+    with engines(2, PATIENT) as pair:
+        pair.expect("a", 100)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "eventfd", only_one)
+            pair.push("a", range(1, 101), range(1, 101))
+        lost: list[Lost] = []
+
+        def hears() -> bool:
+            lost.extend(pair.decodes[0].worker.losses())
+            return bool(lost)
+
+        assert until(hears, EDGE_S)
+        assert "prefill has no descriptor or thread for a lane to another decode rank" in lost[0].reason
+        pair.require_no_staging_taken("a")
+        pair.expect("b", 100)
+        pair.push("b", range(1, 101), range(201, 301))
+        assert pair.outcomes("b") == [True] * 2
 
 
 @pytest.mark.parametrize("strip_staging_bytes", [0, 1 << 20])

@@ -29,18 +29,17 @@ _SIGN: Final = b'{"event":"access"'
 _GZIP: Final = b"\x1f\x8b"
 
 
-def read_access_log(path: str, name: str) -> KeptAnswer | str:
-    """The newest requests with this id in the file (``-``: standard input), or why the file cannot be read.
-
-    Of a file that ends too early (a log that is still being compressed) the requests count that stand before that.
-    """
+def read_access_log(path: str, name: str) -> tuple[KeptAnswer, str]:
+    """The newest requests with this id in the file (``-``: standard input), and why it cannot be read to its end, as a
+    log that is still being compressed; empty: it was."""
     problems: list[Exception] = []
+    found: list[KeptRequest] = []
     try:
         with _opened(path) as lines:
             found = find(_readable(lines, problems), name)
     except OSError as error:
-        return _said(error)
-    return _said(problems[0]) if problems and not found else KeptAnswer(requests=tuple(found))
+        problems.append(error)
+    return KeptAnswer(requests=tuple(found)), "".join(map(_said, problems[:1]))
 
 
 def find(lines: Iterable[bytes], name: str) -> list[KeptRequest]:

@@ -35,7 +35,11 @@ def main(words: Sequence[str]) -> int:
 def _answers(given: argparse.Namespace) -> dict[str, KeptAnswer | str]:
     """By source: its answer, or why there is none."""
     if given.access_log:
-        return {given.access_log: read_access_log(given.access_log, given.request_id)}
+        answer, problem = read_access_log(given.access_log, given.request_id)
+        if problem and answer.requests:
+            rest = f"pdcluster why: {given.access_log}: of the rest, where newer ones may be, {problem}"
+            print(printable(rest), file=sys.stderr)
+        return {given.access_log: answer if answer.requests or not problem else problem}
     answers = ask_routers(given, path_for(given.request_id))
     return {router: _read(body) if isinstance(body, bytes) else body for router, body in answers.items()}
 

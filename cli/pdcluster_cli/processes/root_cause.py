@@ -14,12 +14,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 MAX_CHARACTERS: Final = 600
 """Characters of a cause: people do not read a message that quotes a whole configuration."""
 _PREFIX: Final = re.compile(
-    r"(?:\[[\w-]+\] )?(?:\([^()]*pid=\d+\) )?(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
+    r"(?:\[[\w-]+\] )?(?:\([^()]*pid=\d+\) )?(?:(?P<level>[A-Z]+) (?P<at>\d\d-\d\d \d\d:\d\d:\d\d) \[[^\]]*\] ?)?"
 )
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _CHAINED: Final = (
@@ -40,6 +41,31 @@ SIGNALS: Final[dict[int, str]] = {
 """Causes of signals that leave nothing in the log."""
 _ABORTED: Final = re.compile(r"\s*what\(\):\s+(?P<why>.+)$")
 """The line that the C++ library prints before it ends a process."""
+
+
+_LAST: Final = timedelta(minutes=1)
+
+
+def end_of(log: str) -> str:
+    """The lines of the last minute, by their own times: what ended a process that has served for hours is there, and
+    what it has survived is not. All of a log whose lines have no times."""
+    lines = log.splitlines(keepends=True)
+    times = {number: at for number, line in enumerate(lines) if (at := _time_of(line)) is not None}
+    last = max(times, default=None)
+    if last is None:
+        return log
+    recent = (number for number, at in times.items() if timedelta() <= times[last] - at <= _LAST)
+    return "".join(lines[min(recent) :])
+
+
+def _time_of(line: str) -> datetime | None:
+    """The time at the beginning of a line. A log has no year: one that is a leap year is put there."""
+    prefix = _PREFIX.match(line)
+    at = prefix["at"] if prefix else None
+    try:
+        return datetime.strptime(f"2000-{at}", "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) if at else None
+    except ValueError:
+        return None
 
 
 def root_cause(log: str) -> str | None:

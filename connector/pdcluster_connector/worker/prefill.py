@@ -69,6 +69,8 @@ class PrefillWorker:
         """The resharder is a reader too: it reads for other ranks even after our own pushes have ended."""
         self._unread: dict[RequestId, int] = {}
         """Ended requests, and the last step whose blocks the resharder still reads."""
+        self._partial: list[_Sending] = []
+        """Requests of this step for which not all lanes could be made."""
         self._released: deque[tuple[RequestId, Lane]] = deque()
         self._regions_of = _regions_by_layer(context)
         self._ranks_of: dict[tuple[int, int], list[int]] = {}
@@ -90,6 +92,7 @@ class PrefillWorker:
         self._step, adapters = _ForwardPass(number, bool(pushes), tuple(by_lane)), self._adapters_of(step)
         for lane, parts in by_lane.items():
             lane.post(StepBegun(number, now, tuple(parts), adapters))
+        self._give_up_partial()
         if pushes:
             self._resharding.begin_step(number, pushes)
 
@@ -115,9 +118,10 @@ class PrefillWorker:
         self._step = _ForwardPass(self._step.number)
 
     def protect_preempted(self, request_ids: Iterable[RequestId]) -> None:
-        """No lane reads the blocks of these requests any more, or their pushes are given up.
+        """No lane or resharder reads the blocks of these requests any more, or their pushes are given up.
 
-        Waits up to ``preempt_wait_s``: the blocks are overwritten as soon as this returns.
+        Waits up to ``preempt_wait_s``: the blocks are overwritten as soon as this returns. Where this rank has no lane
+        left for a request, decode cannot receive it whole, and a late read of ours changes no answer.
         """
         request_ids = tuple(request_ids)
         waits = [
@@ -181,13 +185,22 @@ class PrefillWorker:
     def _sending_of(self, part: PushSlice, step: int) -> _Sending:
         sending = self._sending.get(part.request_id)
         if sending is None:
-            lanes = [self._lane(rank, part.target) for rank in self._decode_ranks(part.target)]
+            lanes = [self._lane(rank, part) for rank in self._decode_ranks(part.target)]
             made = tuple(lane for lane in lanes if lane is not None)
             sending = _Sending(PushKey(part.transfer_id, part.attempt), made)
+            if len(made) < len(lanes):
+                self._partial.append(sending)
             self._sending[part.request_id] = sending
             self._holds.begin(part.request_id, (*made, self._resharding))
         sending.is_whole, sending.last_step = part.is_last, step
         return sending
+
+    def _give_up_partial(self) -> None:
+        """Tells the lanes of the step's requests that lack a lane. Decode hears it from them, or asks at its time."""
+        for sending in self._partial:
+            for lane in sending.lanes:
+                lane.post(GiveUp(sending.key, "prefill has no descriptor or thread for a lane to another decode rank"))
+        self._partial.clear()
 
     def _adapters_of(self, step: PrefillStep) -> dict[RequestId, AdapterLoad]:
         """The loads of LoRA adapters with which this step computes. vLLM has loaded them before the step begins."""
@@ -206,18 +219,19 @@ class PrefillWorker:
             self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads, has_state=has_state)
         return self._ranks_of[key]
 
-    def _lane(self, decode_rank: int, target: PushTarget) -> Lane | None:
-        """None: this process has no descriptor or thread left for a lane. Decode gives the push up at its deadline, and
-        the next request asks again: an exception would end the engine with all its requests."""
-        address, now = target.side_channels[decode_rank], time.monotonic()
+    def _lane(self, decode_rank: int, part: PushSlice) -> Lane | None:
+        """None: this process has no descriptor or thread left for a lane. The next request asks again; an exception
+        would end the engine with all its requests."""
+        address, now = part.target.side_channels[decode_rank], time.monotonic()
         lane = self._lanes.get(address)
         if lane is None or not lane.is_usable:
             self._retire_stale(address, now)
             try:
                 lane = Lane(address, decode_rank, self._context, self._released.append)
             except (OSError, RuntimeError) as error:
-                reason = f"prefill cannot start a lane to decode rank {decode_rank}: {error}"
-                log_failure(TransferFailure.LANE_FAILED, reason=f"{reason}: raise the node's limits")
+                cure = "raise the node's limits of processes and open files"
+                reason = f"prefill cannot start a lane to decode rank {decode_rank}: {error}: {cure}"
+                log_failure(TransferFailure.LANE_FAILED, part.request_id, part.transfer_id, part.attempt, reason)
                 return None
             self._lanes[address] = lane
         self._used_at[address] = now

@@ -1,17 +1,23 @@
 """The engines that a file names, read again when the file changes: ``--discovery file``.
 
+    named --not named any more--> finishing, if no other prefill engine of its revision is named
+                             |       +-- first_byte_timeout_s: no request can want it any more --> gone
+                             +--> gone, once its requests have ended
+
 A file that cannot be used changes no engine. ``core/engines/engine_lines.py`` decides what the lines mean.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.core.engines.engine_lines import engines_in
+from pdcluster_router.core.engines.engine_lines import engines_in, last_prefills
 from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.setting_forms import checked_url
@@ -40,7 +46,9 @@ class EngineFile:
         self._settings = settings
         self._tell = tell
         self._count_failure = count_failure
-        tell(read_engines(settings))
+        self._named = read_engines(settings)
+        self._finishing: tuple[Member, ...] = ()
+        tell(self._named)
 
     @property
     def is_current(self) -> bool:
@@ -52,12 +60,22 @@ class EngineFile:
         try:
             members = read_engines(self._settings)
         except ConfigError as error:
-            self.reason = str(error)
+            self.reason = scrub(str(error))
             self._count_failure()
             raise
         self.reason = ""
         logger.info("engines file read engines=%d", len(members))
-        self._tell(members)
+        left = last_prefills(self._named, members)
+        self._finishing = (*last_prefills(self._finishing, members), *left)
+        self._named = members
+        self._tell((*members, *self._finishing))
+        if left:
+            asyncio.get_running_loop().call_later(self._settings.first_byte_timeout_s, self._forget, left)
+
+    def _forget(self, left: tuple[Member, ...]) -> None:
+        """These have finished: no request can want them any more."""
+        self._finishing = tuple(member for member in self._finishing if member not in left)
+        self._tell((*self._named, *self._finishing))
 
 
 def read_engines(settings: Settings) -> tuple[Member, ...]:
@@ -70,14 +88,15 @@ def read_engines(settings: Settings) -> tuple[Member, ...]:
     assert path is not None
     raw = read_file(path, _FLAG)
     try:
-        members = engines_in(raw.decode(), checked_url)
-    except (ConfigError, UnicodeDecodeError) as error:
+        members = engines_in(raw.decode("utf-8-sig"), checked_url)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{_FLAG} {path}: it is not text in UTF-8: name the file of engines") from error
+    except ConfigError as error:
         raise ConfigError(f"{_FLAG} {path}: {error}") from error
     plain = [member.url for member in members if not member.url.startswith("https://")]
     if plain and (flags := settings.engine_tls_flags):
-        raise ConfigError(
-            f"{_FLAG} {path}: with {' and '.join(flags)} engines are asked by https, and {plain[0]} is not"
-        )
+        told = f"{' and '.join(flags)}: engines are asked by https then, and {plain[0]} is not: write https://"
+        raise ConfigError(f"{_FLAG} {path} with {told}")
     return members
 
 

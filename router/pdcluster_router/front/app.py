@@ -250,7 +250,7 @@ def _lifespan(
 
 @asynccontextmanager
 async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[None]:
-    """Watches engines, their EndpointSlices, and the files of keys and certificates until the context ends."""
+    """Watches engines, their EndpointSlices, and the files of keys, certificates and engines until the context ends."""
     services = router.services
     probes = Probes(tasks, services.roster, services.settings, router.access.engine_line)
     services.on_pool_change(probes.follow)

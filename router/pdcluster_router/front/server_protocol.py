@@ -69,8 +69,8 @@ class RouterProtocol(ReadingProtocol):
         self._wanted_body_bytes = 0.0
         self._num_bytes_ahead = 0
         self._is_held = False  # Nothing is read until the next answer is over: the client sends too far ahead.
-        self._is_guest = False
-        self._is_ending = False
+        self._is_guest = self._is_ending = False
+        self._untaken: Untaken | None = None
         self._is_clogged = False  # The next answer waits until the client has taken some of the earlier ones.
 
     # What the event loop says.
@@ -82,16 +82,15 @@ class RouterProtocol(ReadingProtocol):
         self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
         self._count = self._router.callers if self._is_internal else self._router.clients
         self._is_guest = not self._count.opened(self, self.client[0] if self.client else "")
-        share = RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS
+        self._share = share = RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS
         self._room = self._router.callers.room_of(self) if self._is_internal else self._router.room
         self._heads, self.unread = Heads(self._room, share), Unread(self._room, share)
-        seconds = self._router.settings.idle_timeout_s
-        self._untaken = Untaken(self, Unread(self._room, share), seconds, self.loop)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_read_timer()
-        self._untaken.ends()
+        if self._untaken is not None:
+            self._untaken.ends()
         self._count.closed(self)
         self._heads.close()
         active, incoming, self._active, self._incoming = self._active, self._incoming, None, None
@@ -116,11 +115,12 @@ class RouterProtocol(ReadingProtocol):
         if self._active is not None and self._active.owner is not None:
             self._active.owner.pause()
         else:
-            self._untaken.begins()
+            self._await_taking()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._untaken.ends()
+        if self._untaken is not None:
+            self._untaken.ends()
         if self._is_clogged:
             self._is_clogged = False
             self.on_response_complete()
@@ -225,7 +225,7 @@ class RouterProtocol(ReadingProtocol):
         self._num_bytes_ahead = 0
         if self.flow.write_paused and not self.transport.is_closing():
             self._is_clogged = True
-            self._untaken.begins()
+            self._await_taking()
             self._hold()
             return
         self._is_held = False
@@ -378,6 +378,11 @@ class RouterProtocol(ReadingProtocol):
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None
+
+    def _await_taking(self) -> None:
+        room, seconds = Unread(self._room, self._share), self._router.settings.idle_timeout_s
+        self._untaken = self._untaken or Untaken(self, room, seconds, self.loop)
+        self._untaken.begins()
 
     def _read_too_slow(self) -> None:
         self._read_timer = None

@@ -38,6 +38,11 @@ class Untaken:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the client has to take bytes in time."""
+        return self._timer is not None
+
     def begins(self) -> None:
         """The socket takes no more; the client has ``timeout_s`` from now on."""
         self.ends()

@@ -8,7 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from pdcluster_cli.cluster import why
 from pdcluster_cli.cluster.request_files import find, read_access_log
 from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.kept import MAX_FOUND, KeptAnswer
@@ -70,9 +72,9 @@ def test_its_cause_is_that_of_its_failures() -> None:
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     path = tmp_path / "access"
-    assert read_access_log(str(path), "R") == "it cannot be read: No such file or directory"
+    assert read_access_log(str(path), "R") == (KeptAnswer(), "it cannot be read: No such file or directory")
     path.write_bytes(text_of(LINE) + b"\n")
-    assert read_access_log(str(path), "R") == KeptAnswer()
+    assert read_access_log(str(path), "R") == (KeptAnswer(), "")
 
 
 def test_the_id_in_vllms_answer_finds_a_line_too() -> None:
@@ -89,31 +91,32 @@ def test_of_an_id_that_many_have_the_newest_are_told_the_newest_first() -> None:
 def test_a_file_that_was_compressed_is_read_and_one_that_is_cut_off_is_told(tmp_path: Path) -> None:
     path = tmp_path / "access.gz"
     path.write_bytes(whole := gzip.compress(text_of(LINE) + b"\n"))
-    answer = read_access_log(str(path), "R-7")
-    assert isinstance(answer, KeptAnswer)
-    assert [request.request_id for request in answer.requests] == ["R-7"]
+    answer, problem = read_access_log(str(path), "R-7")
+    assert ([request.request_id for request in answer.requests], problem) == (["R-7"], "")
     for broken in (whole[:-20], whole[:20], whole[:12] + b"x" * 99):
         path.write_bytes(broken)
-        told = read_access_log(str(path), "R-7")
-        assert isinstance(told, str)
+        answer, told = read_access_log(str(path), "R-7")
+        assert not answer.requests
         assert told.startswith("it cannot be read: ")
         assert "None" not in told
 
 
-def test_of_a_compressed_file_that_is_cut_off_the_requests_before_that_are_told(tmp_path: Path) -> None:
+def test_of_a_compressed_file_that_is_cut_off_the_requests_before_that_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "access.gz"
     others = b"".join(
         b"%d %s\n" % (number, random.Random(number).randbytes(64).hex().encode()) for number in range(9999)
     )
     whole = gzip.compress(text_of(LINE) + b"\n" + others)
     path.write_bytes(whole[: len(whole) // 2])
-    answer = read_access_log(str(path), "R-7")
-    assert isinstance(answer, KeptAnswer)
-    assert [request.request_id for request in answer.requests] == ["R-7"]
-    assert (
-        read_access_log(str(path), "R-8")
-        == "it cannot be read: Compressed file ended before the end-of-stream marker was reached"
-    )
+    problem = "it cannot be read: Compressed file ended before the end-of-stream marker was reached"
+    assert why.main(["R-7", "--access-log", str(path)]) == 1
+    told = capsys.readouterr()
+    assert "R-7" in told.out
+    assert told.err == f"pdcluster why: {path}: of the rest, where newer ones may be, {problem}\n"
+    assert why.main(["R-8", "--access-log", str(path)]) == 2
+    assert f"pdcluster why: {path}: {problem}\n" in capsys.readouterr().err
 
 
 def test_the_first_byte_of_a_line_is_nobodys_and_an_engine_of_several_is_not_guessed() -> None:

@@ -23,9 +23,18 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path: Path) -> None:
     assert last_lines(log, 1) == "    the end"
 
 
+def failed(at: str, why: str) -> str:
+    prefix = f"(EngineCore pid=71) ERROR 11-22 {at} [core.py:1201] "
+    return "".join(
+        f"{prefix}{line}\n" for line in ("Traceback (most recent call last):", "  File x", f"ValueError: {why}")
+    )
+
+
 def test_of_a_process_that_has_served_an_error_of_hours_ago_is_no_cause(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    old, new = (f"Traceback (most recent call last):\n  File x\nValueError: {why}\n" for why in ("hours ago", "now"))
-    log.write_text(old + "INFO: all is well\n" * 9999 + new)
+    served = "(APIServer pid=70) INFO 11-22 15:00:00 [launcher.py:1] POST /v1/completions\n"
+    log.write_text(failed("12:00:00", "hours ago") + served + failed("16:00:00", "now") + failed("16:00:59", "an echo"))
     assert "prefill has ended with status 1: ValueError: hours ago; " in describe_end("prefill", 1, log)
     assert "prefill has ended with status 1: ValueError: now; " in describe_end("prefill", 1, log, has_served=True)
+    log.write_text(failed("12:00:00", "hours ago") + served)
+    assert "prefill has ended with status 1; " in describe_end("prefill", 1, log, has_served=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_cli.processes.root_cause import MAX_CHARACTERS, root_cause
+from pdcluster_cli.processes.root_cause import MAX_CHARACTERS, end_of, root_cause
 
 CORE = "[prefill-0] (EngineCore pid=71) ERROR 11-22 16:39:40 [core.py:1201] "
 WORKER = "[prefill-0] (Worker_TP1 pid=72) ERROR 11-22 16:39:39 [multiproc_executor.py:866] "
@@ -95,3 +95,22 @@ def test_an_engine_core_that_was_killed_is_the_cause_for_it_leaves_no_word() -> 
         "EngineCore has ended by signal 9: killed from outside, as the kernel does when memory runs out"
     )
     assert root_cause(f"RuntimeError: {said}".replace("-9", "1")) is None
+
+
+def line(at: str) -> str:
+    return f"(APIServer pid=70) INFO {at} [launcher.py:1] {at}\n"
+
+
+def test_the_end_of_a_log_is_its_last_minute_with_the_lines_that_have_no_time() -> None:
+    early, late = line("11-22 16:39:39"), [line("11-22 16:39:40"), "no time\n", line("11-22 16:40:40"), "neither\n"]
+    assert end_of("".join((early, "nor this\n", *late))) == "".join(late)
+
+
+def test_a_log_without_times_or_with_ones_that_are_none_is_its_own_end() -> None:
+    for log in ("", "a\nb\n", line("13-45 99:99:99"), f"a\n{line('02-29 00:00:00')}"):
+        assert end_of(log).endswith(log.splitlines(keepends=True)[-1] if log else "")
+    assert end_of("a\nb\n") == "a\nb\n"
+
+
+def test_a_new_year_cuts_the_end_shorter_and_not_longer() -> None:
+    assert end_of(line("12-31 23:59:59") + line("01-01 00:00:01")) == line("01-01 00:00:01")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.engines.engine_lines import engines_in
-from pdcluster_router.core.engines.membership import Member
+from pdcluster_router.core.engines.engine_lines import engines_in, last_prefills
+from pdcluster_router.core.engines.membership import EngineState, Member
 from pdcluster_router.setting_forms import checked_url
 
 BOTH = "prefill http://p:1\ndecode http://d:2\n"
+PAIR = "name a prefill and a decode engine of one revision"
 FORM = "write prefill or decode, a URL like http://HOST:PORT, and revision=NAME where there are several"
 
 
@@ -21,6 +24,7 @@ def test_each_line_names_an_engine() -> None:
     # The pool of the third floor.
     prefill http://10.0.0.5:8100/
     prefill\thttps://[::1]:8101   revision=a-1.b_2   # new
+    # decode http://gone:2
 
     decode http://d:2"""
     assert engines_in(text, checked_url) == (
@@ -43,24 +47,30 @@ def test_each_line_names_an_engine() -> None:
         "\x00" * 200,
     ],
 )
-def test_a_line_of_another_form_is_shown_with_its_number(line: str) -> None:
+def test_a_line_of_another_form_is_told_by_its_number_for_it_may_be_a_secret(line: str) -> None:
     with pytest.raises(ConfigError) as told:
         engines_in(f"{BOTH}{line}", checked_url)
-    assert str(told.value) == f"line 3: {line!r} names no engine: {FORM}"
+    assert str(told.value) == f"line 3 names no engine: {FORM}"
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "it names no prefill and no decode engine: name at least one of each role"),
-        ("# prefill http://p:1", "it names no prefill and no decode engine: name at least one of each role"),
-        ("decode http://d:2\n", "it names no prefill engine: name at least one of each role"),
+        ("", f"no revision has engines of both roles: prefill has none and decode has none: {PAIR}"),
+        (
+            "# prefill http://p:1",
+            f"no revision has engines of both roles: prefill has none and decode has none: {PAIR}",
+        ),
+        ("decode http://d:2\n", f"no revision has engines of both roles: prefill has none and decode has -: {PAIR}"),
+        (
+            "prefill http://p:1\ndecode http://d:2 revision=b\ndecode http://d:3 revision=a",
+            f"no revision has engines of both roles: prefill has - and decode has a, b: {PAIR}",
+        ),
         ("\nprefill p:1", "line 2: 'p:1' is not a URL like http://HOST:PORT"),
         ("prefill http://p/v1", "line 1: 'http://p/v1' has more than a host and a port: give http://HOST:PORT only"),
         ("prefill http://p:99999", "line 1: Port out of range 0-65535"),
         (f"{BOTH}decode http://d:2/", "line 3: http://d:2 is named in line 2 already: leave one of them out"),
         (f"{BOTH}decode http://d:2 revision=b", "line 3: http://d:2 is named in line 2 already: leave one of them out"),
-        ("x" * 999, f"line 1: {'x' * 200!r} names no engine: {FORM}"),
     ],
 )
 def test_a_file_that_names_no_pool_is_refused_with_the_cure(text: str, said: str) -> None:
@@ -73,7 +83,7 @@ WORDS = st.sampled_from(["prefill", "decode", "http://p:1", "https://d:2", "http
 
 
 @given(st.one_of(st.text(), st.lists(WORDS).map(" ".join)))
-def test_any_text_names_engines_of_both_roles_or_is_refused_in_one_line(text: str) -> None:
+def test_any_text_names_a_pair_or_is_refused_in_one_line(text: str) -> None:
     members: tuple[Member, ...] = ()
     refusal = ""
     try:
@@ -81,5 +91,16 @@ def test_any_text_names_engines_of_both_roles_or_is_refused_in_one_line(text: st
     except ConfigError as error:
         refusal = str(error)
     assert "\n" not in refusal
-    assert bool(refusal) == ({member.role for member in members} != set(Role))
+    pairs = [{member.revision for member in members if member.role is role} for role in Role]
+    assert bool(refusal) == (not set.intersection(*pairs))
     assert len({(member.role, member.url) for member in members}) == len(members)
+
+
+def test_the_last_prefill_engines_of_a_revision_finish_and_others_just_go() -> None:
+    old, other, new = (
+        Member(f"http://p:{port}", Role.PREFILL, revision) for port, revision in ((1, "a"), (2, "b"), (3, "b"))
+    )
+    decode = Member("http://d:1", Role.DECODE, "a")
+    assert last_prefills([old, other, decode], [new]) == (replace(old, is_terminating=True),)
+    assert last_prefills([old, other, decode], [new])[0].state is EngineState.FINISHING
+    assert last_prefills(last_prefills([old], [new]), [old, new]) == ()

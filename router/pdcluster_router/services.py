@@ -138,7 +138,7 @@ class Services:
         )
         self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: Kubernetes is not asked."""
-        self.engine_file = engine_file_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
+        self.engine_file = engine_file_of(settings, self.roster, self.metrics.discovery_failed.inc)
         """None: no file names the engines."""
         self._add_gauges()
         if settings.discovery is Discovery.STATIC:
@@ -216,6 +216,8 @@ class Services:
             self.spans.add(trace.ids, row, arrived_at_unix_s, num_parts)
 
     async def close(self) -> None:
+        if self.engine_file is not None:
+            self.engine_file.close()
         await self.roster.close()
         self.trace.close()
         if self.spans is not None:

@@ -192,11 +192,11 @@ class Settings(SpanSettings):
     still while one is scanned: 4 ms for 8 MiB of text, up to 45 ms where a client made it to be slow. Where clients are
     trusted and send many large images, give more."""
     max_buffered_bytes: int = Field(default=256 << 20, ge=1 << 20, le=1 << 40)
-    """Bytes of requests whose answer has not begun, heads included, over all connections and the queue, and of pages
-    and errors that clients do not take; what finds no room gets 503. Of several keys none may hold more than twice what
-    it leaves free. 256 MiB: 4,096 queued prompts of 16,000 tokens, or 32 bodies of the largest size, in the memory of a
-    small pod. Bodies count once, also before they are decrypted; while a request is sent on there are up to two copies
-    more, and two encrypted ones with TLS."""
+    """Bytes of requests whose answer has not begun, heads included, over all connections and the queue, and of answers
+    to questions that clients have not taken; what finds no room gets 503. Of several keys none may hold more than twice
+    what it leaves free. 256 MiB: 4,096 queued prompts of 16,000 tokens, or 32 bodies of the largest size, in the memory
+    of a small pod. Bodies count once, also before they are decrypted; while a request is sent on there are up to two
+    copies more, and two encrypted ones with TLS."""
     max_connections: int = Field(default=0, ge=0, le=1 << 20)
     """Connections of clients that are served at a time; further ones get 503, but for engines' calls and probes of
     ``/health``. 0: about a fifth of the files that the process may open, for a request holds up to four descriptors, a

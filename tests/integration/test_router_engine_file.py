@@ -109,10 +109,24 @@ async def test_the_last_prefill_engine_of_a_revision_still_prefills_what_its_dec
 
 
 async def test_such_an_engine_is_forgotten_when_no_request_can_want_it_any_more(tmp_path: Path) -> None:
-    async with running_file_rig(tmp_path / "engines", pairs=2, first_byte_timeout_s=1.0) as rig:
+    async with running_file_rig(tmp_path / "engines", pairs=2) as rig:
+        old_prefill, old_decode = rig.prefills[0], rig.decodes[0]
+        old_decode.close_gate(Gate.ANSWER)
+        running = await send(rig)
+        await until(lambda: len(old_decode.seen) == 1)
         rig.name(rig.prefills[1], rig.decodes[1], revision="revision=b")
-        await rig.becomes(rig.prefills[0], "finishing")
-        await rig.becomes(rig.prefills[0], "")
+        await rig.becomes(old_prefill, "finishing")
+        old_decode.open_gate(Gate.ANSWER)
+        assert (await running.receive()).status == 200
+        await rig.becomes(old_prefill, "")
+
+
+async def test_such_an_engine_is_forgotten_after_the_longest_time_of_a_request(tmp_path: Path) -> None:
+    async with running_file_rig(tmp_path / "engines", pairs=2, first_byte_timeout_s=0.5) as rig:
+        (old_prefill, new_prefill), (decode, _) = rig.prefills, rig.decodes
+        rig.name(new_prefill, decode)
+        await rig.usable(new_prefill)
+        await rig.becomes(old_prefill, "")
 
 
 async def test_revisions_of_a_file_are_not_mixed(tmp_path: Path) -> None:

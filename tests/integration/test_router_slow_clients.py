@@ -17,17 +17,15 @@ from pdcluster_router.http.reading import SLICE_BYTES
 
 pytestmark = pytest.mark.anyio
 
-MOST_CLIENTS = 32
 ASKED = request_bytes(COMPLETIONS, b"{}")
 
 
 async def client_that_takes_nothing(rig: Rig, num_answer_bytes: int) -> RawClient:
     """It will be answered by decode's errors, which the router sends in one piece."""
     rig.decode.fault, rig.decode.raw = Fault.RAW, json_answer(400, error_body("x" * num_answer_bytes, 400))
-    num_before = len(rig.server.server_state.connections)
     client = await rig.client()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport has it
-    await until(lambda: len(rig.server.server_state.connections) == num_before + 1)
+    await until(lambda: len(rig.server.server_state.connections) == 1)
     return client
 
 
@@ -55,39 +53,47 @@ async def test_a_client_that_has_taken_a_late_answer_is_not_cut_off_afterwards(r
     client = await client_that_takes_nothing(rig, 1_000_000)
     connection = rig.connection_of(client)
     await client.send(ASKED * 64)
-    await until(lambda: connection._untaken is not None and connection._untaken.is_awaited)
+    await until(lambda: connection._take_timer is not None)
     client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
     async with asyncio.timeout(PATIENCE_S):
         assert [(await client.receive()).status for _ in range(64)] == [400] * 64
-    assert connection._untaken is not None
-    assert not connection._untaken.is_awaited
+    assert connection._take_timer is None
 
 
-async def client_that_leaves_an_answer(rig: Rig) -> RawClient | None:
-    """It takes nothing of the largest answer to a question; None: it was cut off."""
-    rig.decode.question_fault = Fault.MUCH
-    client = await client_that_takes_nothing(rig, 0)
-    room, connections, question = rig.router.room, rig.server.server_state.connections, b"{}"
-    had_bytes, num = room.used_bytes, len(connections)
-    await client.send(request_bytes("/tokenize", question))
-    await until(lambda: len(connections) < num or room.used_bytes > had_bytes + len(question))
-    return client if len(connections) == num else None
+async def ask_and_take_nothing(rig: Rig) -> RawClient:
+    """A client that takes nothing of the largest answer to a question, which has come to the router."""
+    client = await rig.client()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # likewise
+    await client.send(request_bytes("/tokenize", b"{}"))
+    return client
 
 
-async def test_answers_that_clients_do_not_take_have_room_for_some_and_the_others_are_cut_off() -> None:
+async def has_taken(rig: Rig, num_bytes: int) -> None:
+    await until(lambda: rig.router.room.used_bytes == num_bytes)
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "TLS"])
+async def test_answers_that_clients_do_not_take_have_room_for_some_and_others_are_refused(
+    *, is_secure: bool, tls_files: dict[str, Any]
+) -> None:
     """An answer to a question is whole when it is written: many connections would fill the memory with them."""
-    async with running_rig(max_buffered_bytes=4 * MAX_FETCHED_BYTES) as rig:
-        clients: list[RawClient] = []
-        while (client := await client_that_leaves_an_answer(rig)) is not None:
-            clients.append(client)
-            assert len(clients) < MOST_CLIENTS, "the sockets hold all of it"
+    async with running_rig(max_buffered_bytes=4 * MAX_FETCHED_BYTES, **(tls_files if is_secure else {})) as rig:
+        rig.decode.question_fault = Fault.MUCH
         room = rig.router.room
-        assert len(clients) > 1
-        assert room.used_bytes < room.max_bytes
-        for client in clients:
+        clients = []
+        for number in range(1, 4):
+            clients.append(await ask_and_take_nothing(rig))
+            await has_taken(rig, number * MAX_FETCHED_BYTES)
+        refused = await (await rig.client()).post("/tokenize", b"{}")
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "no_room")
+        assert room.used_bytes == 3 * MAX_FETCHED_BYTES
+        clients[0].leave()
+        await has_taken(rig, 2 * MAX_FETCHED_BYTES)
+        for client in clients[1:]:
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]  # likewise
             assert len((await client.receive()).body) == MAX_FETCHED_BYTES
-        await until(lambda: not room.used_bytes)
+        await has_taken(rig, 0)
+        assert await rig.failures() == {"no_room": 1}
 
 
 async def test_an_idle_client_that_has_not_taken_its_last_answer_is_cut_off(rig: Rig) -> None:

@@ -86,7 +86,7 @@ def find_dead(
 ) -> EngineDied | None:
     """The first member that has ended. Waits for one up to ``timeout_s`` seconds (None: for ever).
 
-    ``have_served``: the log of one that has may hold errors that it has survived; the last minute says why it ended.
+    ``have_served``: the log of one that has may hold errors that it has survived; its end says why it ended.
     """
     poll = select.poll()
     by_fd = {member.handle.status_fd: member for member in members}

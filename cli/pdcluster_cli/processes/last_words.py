@@ -6,7 +6,7 @@ from os import SEEK_END
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from pdcluster_cli.processes.root_cause import SIGNALS, end_of, root_cause
+from pdcluster_cli.processes.root_cause import SIGNALS, last_cause, root_cause
 
 _MAX_LOG_BYTES: Final = 4 << 20
 """Length of a log's beginning that is searched for a cause. An engine writes some ten KiB while it starts."""
@@ -17,7 +17,7 @@ _MAX_END_BYTES: Final = 64 << 10
 def describe_end(name: str, exit_code: int, log_path: Path, *, has_served: bool = False) -> str:
     """Text with the process' name, its exit status or signal, the cause if known, and the last lines of its log.
 
-    ``has_served``: the cause is looked for in the last minute of the log, since it has survived all errors before.
+    ``has_served``: the cause is looked for in the end of the log, since it has survived all errors before.
     """
     # A signal says more than the log: a killed process had no time to write, and the first error may be hours old.
     cause = SIGNALS.get(-exit_code) or cause_in(log_path, at_end=has_served)
@@ -30,11 +30,12 @@ def said(cause: str | None) -> str:
 
 
 def cause_in(log_path: Path, *, at_end: bool = False) -> str | None:
-    """The first error in the log, or in its last minute, that does not repeat another error; None: there is none."""
+    """The first error in the log, or in its end, that does not repeat another error; None: there is none."""
     try:
         with log_path.open("rb") as log:
-            text = (_read_end(log) if at_end else log.read(_MAX_LOG_BYTES)).decode(errors="replace")
-            return root_cause(end_of(text) if at_end else text)
+            if at_end:
+                return last_cause(_read_end(log).decode(errors="replace"))
+            return root_cause(log.read(_MAX_LOG_BYTES).decode(errors="replace"))
     except OSError:
         return None
 

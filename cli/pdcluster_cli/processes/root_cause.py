@@ -43,19 +43,32 @@ _ABORTED: Final = re.compile(r"\s*what\(\):\s+(?P<why>.+)$")
 """The line that the C++ library prints before it ends a process."""
 
 
-_LAST: Final = timedelta(minutes=1)
+_SPANS: Final = (timedelta(minutes=1), timedelta(minutes=10), timedelta(hours=1))
 
 
-def end_of(log: str) -> str:
-    """The lines of the last minute, by their own times: what ended a process that has served for hours is there, and
-    what it has survived is not. All of a log whose lines have no times."""
+def last_cause(log: str) -> str | None:
+    """As ``root_cause``, of a process that has served, and survived all errors but the last: looks at what follows the
+    last time in the log, then at more and more before it, an hour at most."""
     lines = log.splitlines(keepends=True)
-    times = {number: at for number, line in enumerate(lines) if (at := _time_of(line)) is not None}
+    last = max(_times_of(lines), default=-1)
+    ends = ("".join(lines[last + 1 :]), *(end_of(log, span) for span in _SPANS))
+    return next(filter(None, map(root_cause, ends)), None)
+
+
+def end_of(log: str, span: timedelta) -> str:
+    """The lines of the last ``span`` by their own times. All of a log whose lines have no times."""
+    lines = log.splitlines(keepends=True)
+    times = _times_of(lines)
     last = max(times, default=None)
     if last is None:
         return log
-    recent = (number for number, at in times.items() if timedelta() <= times[last] - at <= _LAST)
+    recent = (number for number, at in times.items() if timedelta() <= times[last] - at <= span)
     return "".join(lines[min(recent) :])
+
+
+def _times_of(lines: Sequence[str]) -> dict[int, datetime]:
+    """By number of line, of those that have one."""
+    return {number: at for number, line in enumerate(lines) if (at := _time_of(line)) is not None}
 
 
 def _time_of(line: str) -> datetime | None:

@@ -1,7 +1,7 @@
 """The engines that a file names, read again when the file changes: ``--discovery file``.
 
-    named --not named any more--> finishing, if no other prefill engine of its revision is named
-                             |       +-- first_byte_timeout_s: no request can want it any more --> gone
+    named --not named any more--> finishing, if its revision keeps no other prefill engine
+                             |       +-- no decode engine of that revision is left, or first_byte_timeout_s --> gone
                              +--> gone, once its requests have ended
 
 A file that cannot be used changes no engine. ``core/engines/engine_lines.py`` decides what the lines mean.
@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.engine_lines import engines_in, last_prefills
 from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.core.telemetry.scrub import scrub
+from pdcluster_router.engines.roster import Roster
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.setting_forms import checked_url
@@ -26,15 +28,15 @@ from pdcluster_router.settings import Settings
 logger = logging.getLogger(__name__)
 
 _FLAG: Final = "--engines-file"
+_LOOK_S: Final = 1.0
+"""Seconds between two looks whether engines that finish have finished."""
 
 
 class EngineFile:
     """Follows the file. Event loop only."""
 
-    def __init__(
-        self, settings: Settings, tell: Callable[[tuple[Member, ...]], None], count_failure: Callable[[], None]
-    ) -> None:
-        """``tell``: called with all engines, now and whenever the file was read anew.
+    def __init__(self, settings: Settings, roster: Roster, count_failure: Callable[[], None]) -> None:
+        """``roster`` gets the engines, now and whenever the file was read anew.
 
         Raises:
             ConfigError: The file cannot be used.
@@ -44,16 +46,23 @@ class EngineFile:
         self.reason = ""
         """Why the file as it is now cannot be used; empty: it is in use."""
         self._settings = settings
-        self._tell = tell
+        self._roster = roster
         self._count_failure = count_failure
         self._named = read_engines(settings)
-        self._finishing: tuple[Member, ...] = ()
-        tell(self._named)
+        self._finishing: dict[Member, float] = {}
+        """Until when each may still be asked, in the loop's time."""
+        self._timer: asyncio.TimerHandle | None = None
+        roster.update(self._named)
 
     @property
     def is_current(self) -> bool:
         """Whether the engines are those of the file as it was seen last."""
         return not self.reason
+
+    def close(self) -> None:
+        """No timer is left."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _read(self) -> None:
         """Raises: ConfigError: The file cannot be used; the engines stay."""
@@ -65,17 +74,25 @@ class EngineFile:
             raise
         self.reason = ""
         logger.info("engines file read engines=%d", len(members))
-        left = last_prefills(self._named, members)
-        self._finishing = (*last_prefills(self._finishing, members), *left)
+        until = asyncio.get_running_loop().time() + self._settings.first_byte_timeout_s
+        still = last_prefills(self._finishing, members)
+        self._finishing = {member: self._finishing[member] for member in still}
+        self._finishing |= dict.fromkeys(last_prefills(self._named, members), until)
         self._named = members
-        self._tell((*members, *self._finishing))
-        if left:
-            asyncio.get_running_loop().call_later(self._settings.first_byte_timeout_s, self._forget, left)
+        self._roster.update((*members, *self._finishing))
+        self._look_at_finishing()
 
-    def _forget(self, left: tuple[Member, ...]) -> None:
-        """These have finished: no request can want them any more."""
-        self._finishing = tuple(member for member in self._finishing if member not in left)
-        self._tell((*self._named, *self._finishing))
+    def _look_at_finishing(self) -> None:
+        """Lets go of engines that no request can want any more. Looks again in a second if others are left."""
+        self.close()
+        loop = asyncio.get_running_loop()
+        decodes, now = {engine.revision for engine in self._roster.engines[Role.DECODE]}, loop.time()
+        left = {each: until for each, until in self._finishing.items() if now < until and each.revision in decodes}
+        if left.keys() != self._finishing.keys():
+            self._finishing = left
+            self._roster.update((*self._named, *left))
+        if left:
+            self._timer = loop.call_later(_LOOK_S, self._look_at_finishing)
 
 
 def read_engines(settings: Settings) -> tuple[Member, ...]:
@@ -100,8 +117,6 @@ def read_engines(settings: Settings) -> tuple[Member, ...]:
     return members
 
 
-def engine_file_of(
-    settings: Settings, tell: Callable[[tuple[Member, ...]], None], count_failure: Callable[[], None]
-) -> EngineFile | None:
+def engine_file_of(settings: Settings, roster: Roster, count_failure: Callable[[], None]) -> EngineFile | None:
     """None: the settings name no file."""
-    return EngineFile(settings, tell, count_failure) if settings.engines_file is not None else None
+    return EngineFile(settings, roster, count_failure) if settings.engines_file is not None else None

@@ -39,6 +39,7 @@ from pdcluster_router.core.apis.openai_errors import (
     draining,
     method_not_allowed,
     no_engine,
+    no_room,
     not_found,
     not_ready,
     responses_not_served,
@@ -56,6 +57,7 @@ from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEAD
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
+from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
@@ -209,14 +211,13 @@ async def read_models(request: Request) -> Response:
         answer = await _router(request).models.read(line)
     except Unavailable as error:
         return _error(request, no_engine("decode", str(error)))
-    page_of(request).is_engines_answer = True
-    return _fetched(answer)
+    return _fetched(request, answer)
 
 
 async def ask_an_engine(request: Request) -> Response:
     """A decode engine's own answer: see vLLM's documentation."""
     try:
-        return _fetched(await pass_on(_router(request), request))
+        return _fetched(request, await pass_on(_router(request), request))
     except RefusedRequest as refused:
         return _error(request, refused.error)
 
@@ -295,7 +296,19 @@ def _router(request: Request) -> Router:
     return router
 
 
-def _fetched(answer: Fetched) -> Response:
+def _fetched(request: Request, answer: Fetched) -> Response:
+    """The engine's answer, up to 16 MiB, if there is room for it until the client has taken it.
+
+    ``_require_key`` sends an empty last message behind the body, and uvicorn 0.54's ``RequestResponseCycle.send`` waits
+    with that until the client has taken what was written.
+    """
+    router, page = _router(request), page_of(request)
+    holder = page.client if router.access.keys is not None and router.access.keys.are_several else ""
+    if not page.hold(len(answer.body), holder):
+        error = no_room(router.room.max_bytes)
+        router.services.failures.tell(Failure(FailureKind.NO_ROOM, reason=error.message))
+        return _error(request, error)
+    page.is_engines_answer = True
     return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
 
 

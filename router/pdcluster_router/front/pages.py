@@ -17,6 +17,7 @@ from pdcluster_protocol.access import AccessLine
 from pdcluster_router.core.apis.openai_errors import BUG, ApiError, no_engine
 from pdcluster_router.core.apis.request_head import ID_HEADER, request_id_in
 from pdcluster_router.core.apis.trace_context import trace_id_in
+from pdcluster_router.core.clients.room import SMALL_BYTES, RoomLimit
 from pdcluster_router.core.telemetry.answer_facts import AnswerFacts
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.front.router import Router
@@ -50,6 +51,9 @@ class Page:
         """Whether the answer is an engine's."""
         self.error: ApiError | None = None
         """The router's error, if that is the answer."""
+        self._room = router.room
+        self._held_bytes = 0
+        self._holder = ""
         self._now = router.services.now
         self._answer = AnswerFacts()
         self._is_over = self._has_left = False
@@ -63,6 +67,15 @@ class Page:
         """Notes that ``engine`` is asked now."""
         self.engine = engine
         self.num_engines += 1
+
+    def hold(self, num_bytes: int, holder: str) -> bool:
+        """Whether there is room for an answer of ``num_bytes``. It is held until the client has taken all but the last
+        of them: the connection has a limit of time for that. ``holder``: as for ``Room.take``."""
+        share = RoomLimit.CLIENTS if num_bytes <= SMALL_BYTES else RoomLimit.CLIENTS_LARGE
+        if not self._room.take(num_bytes, share, holder):
+            return False
+        self._held_bytes, self._holder = num_bytes, holder
+        return True
 
     def read(self, message: Message) -> None:
         self._num_bytes_in += len(message.get("body", b""))
@@ -81,6 +94,7 @@ class Page:
 
     def ended(self, refusal: ApiError | None = None) -> None:
         """The request has ended. ``refusal``: the error that the client got because the body could not be read."""
+        self._room.give_back(self._held_bytes, self._holder)
         self._ended_at = self._now()
         if refusal is not None:
             self.error, self._status, self._has_left = refusal, refusal.status, False

@@ -91,7 +91,6 @@ async def _ask(router: Router, request: Request, body: bytes | None) -> Fetched:
             if error.is_too_large or (error.is_late and is_last) or num_lost >= most:
                 break  # The clock alone would not do: uvloop's timers may fire before the deadline.
         else:
-            page.is_engines_answer = True
             return answer
     raise RefusedRequest(unanswered(reason) if num_lost else no_engine("decode", reason))
 

@@ -33,7 +33,6 @@ from pdcluster_router.core.clients.room import Heads, RoomLimit, Unread
 from pdcluster_router.front.router import Router
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.reading import ReadingProtocol
-from pdcluster_router.http.untaken import Untaken
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 MAX_PIPELINED: Final = 8
@@ -69,9 +68,10 @@ class RouterProtocol(ReadingProtocol):
         self._wanted_body_bytes = 0.0
         self._num_bytes_ahead = 0
         self._is_held = False  # Nothing is read until the next answer is over: the client sends too far ahead.
-        self._is_guest = self._is_ending = False
-        self._untaken: Untaken | None = None
+        self._is_guest = False
+        self._is_ending = False
         self._is_clogged = False  # The next answer waits until the client has taken some of the earlier ones.
+        self._take_timer: asyncio.TimerHandle | None = None
 
     # What the event loop says.
 
@@ -82,15 +82,14 @@ class RouterProtocol(ReadingProtocol):
         self._max_body_bytes = self._router.max_body_bytes(is_internal=self._is_internal)
         self._count = self._router.callers if self._is_internal else self._router.clients
         self._is_guest = not self._count.opened(self, self.client[0] if self.client else "")
-        self._share = share = RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS
+        share = RoomLimit.ENGINES if self._is_internal else RoomLimit.CLIENTS
         self._room = self._router.callers.room_of(self) if self._is_internal else self._router.room
         self._heads, self.unread = Heads(self._room, share), Unread(self._room, share)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_read_timer()
-        if self._untaken is not None:
-            self._untaken.ends()
+        self._limit_taking(is_awaited=False)
         self._count.closed(self)
         self._heads.close()
         active, incoming, self._active, self._incoming = self._active, self._incoming, None, None
@@ -115,12 +114,11 @@ class RouterProtocol(ReadingProtocol):
         if self._active is not None and self._active.owner is not None:
             self._active.owner.pause()
         else:
-            self._await_taking()
+            self._limit_taking(is_awaited=True)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._untaken is not None:
-            self._untaken.ends()
+        self._limit_taking(is_awaited=False)
         if self._is_clogged:
             self._is_clogged = False
             self.on_response_complete()
@@ -225,7 +223,7 @@ class RouterProtocol(ReadingProtocol):
         self._num_bytes_ahead = 0
         if self.flow.write_paused and not self.transport.is_closing():
             self._is_clogged = True
-            self._await_taking()
+            self._limit_taking(is_awaited=True)
             self._hold()
             return
         self._is_held = False
@@ -379,10 +377,12 @@ class RouterProtocol(ReadingProtocol):
             self._read_timer.cancel()
             self._read_timer = None
 
-    def _await_taking(self) -> None:
-        room, seconds = Unread(self._room, self._share), self._router.settings.idle_timeout_s
-        self._untaken = self._untaken or Untaken(self, room, seconds, self.loop)
-        self._untaken.begins()
+    def _limit_taking(self, *, is_awaited: bool) -> None:
+        """Starts or stops the time limit for a client that takes no bytes. A relayed answer's owner has its own."""
+        if self._take_timer is not None:
+            self._take_timer.cancel()
+        seconds = self._router.settings.idle_timeout_s
+        self._take_timer = self.loop.call_later(seconds, self.abort) if is_awaited else None
 
     def _read_too_slow(self) -> None:
         self._read_timer = None

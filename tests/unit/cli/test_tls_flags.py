@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -115,7 +116,7 @@ def test_a_drain_asks_over_tls(authority: Authority, tmp_path: Path, capsys: pyt
         assert drain.main([*at, *trusting(authority, tmp_path)]) == 0
         assert "idle for 0 s" in capsys.readouterr().out
         assert drain.main([*at, "--tls-ca", str(authority.ca), "--timeout-s", "0"]) == 0
-    assert "gave up after 0.0 s: its certificate is not trusted" in capsys.readouterr().out
+    assert re.search(r"gave up after [0-9.]+ s: its certificate is not trusted", capsys.readouterr().out)
 
 
 def test_a_name_that_is_none_is_refused_before_anything_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
-from pdcluster_cli.processes.root_cause import MAX_CHARACTERS, end_of, root_cause
+from pdcluster_cli.processes.root_cause import MAX_CHARACTERS, end_of, last_cause, root_cause
 
 CORE = "[prefill-0] (EngineCore pid=71) ERROR 11-22 16:39:40 [core.py:1201] "
 WORKER = "[prefill-0] (Worker_TP1 pid=72) ERROR 11-22 16:39:39 [multiproc_executor.py:866] "
@@ -103,14 +105,36 @@ def line(at: str) -> str:
 
 def test_the_end_of_a_log_is_its_last_minute_with_the_lines_that_have_no_time() -> None:
     early, late = line("11-22 16:39:39"), [line("11-22 16:39:40"), "no time\n", line("11-22 16:40:40"), "neither\n"]
-    assert end_of("".join((early, "nor this\n", *late))) == "".join(late)
+    assert end_of("".join((early, "nor this\n", *late)), timedelta(minutes=1)) == "".join(late)
 
 
 def test_a_log_without_times_or_with_ones_that_are_none_is_its_own_end() -> None:
-    for log in ("", "a\nb\n", line("13-45 99:99:99"), f"a\n{line('02-29 00:00:00')}"):
-        assert end_of(log).endswith(log.splitlines(keepends=True)[-1] if log else "")
-    assert end_of("a\nb\n") == "a\nb\n"
+    for log in ("", "a\nb\n", line("13-45 99:99:99")):
+        assert end_of(log, timedelta(minutes=1)) == log
 
 
 def test_a_new_year_cuts_the_end_shorter_and_not_longer() -> None:
-    assert end_of(line("12-31 23:59:59") + line("01-01 00:00:01")) == line("01-01 00:00:01")
+    new = line("01-01 00:00:01")
+    assert end_of(line("12-31 23:59:59") + new, timedelta(minutes=1)) == new
+
+
+def error(at: str, why: str) -> str:
+    return traceback(f"(EngineCore pid=71) ERROR {at} [core.py:1201] ", f"ValueError: {why}")
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (error("11-22 12:00:00", "old") + error("11-22 16:00:00", "new"), "ValueError: new"),
+        (
+            error("11-22 12:00:00", "old") + "INFO: all is well\n" * 9 + traceback("", "ValueError: new"),
+            "ValueError: new",
+        ),
+        (error("11-22 12:00:00", "old") + error("11-22 16:00:00", "new") + line("11-22 16:05:00"), "ValueError: new"),
+        (error("11-22 12:00:00", "old") + line("11-22 16:05:00"), None),
+        (traceback("", "ValueError: the only one"), "ValueError: the only one"),
+    ],
+    ids=["two errors", "one without a time", "minutes before the end", "survived for hours", "no times"],
+)
+def test_a_process_that_has_served_has_survived_all_errors_but_the_last(log: str, cause: str | None) -> None:
+    assert last_cause(log) == cause

@@ -79,6 +79,18 @@ def test_a_file_that_names_no_pool_is_refused_with_the_cure(text: str, said: str
     assert str(told.value) == said
 
 
+def test_a_url_with_a_password_is_not_told() -> None:
+    with pytest.raises(ConfigError) as told:
+        engines_in("prefill http://me:secret@p:1", checked_url)
+    assert str(told.value) == "line 1: the URL has a user or a password: give http://HOST:PORT only"
+
+
+def test_of_many_revisions_a_few_are_told() -> None:
+    text = "".join(f"prefill http://p:{port} revision=r{port}\n" for port in range(1, 999))
+    with pytest.raises(ConfigError, match=r"prefill has r1, r10, r100 and others and decode has none: "):
+        engines_in(text, checked_url)
+
+
 WORDS = st.sampled_from(["prefill", "decode", "http://p:1", "https://d:2", "http://[::1", "revision=a", "#", " ", "\n"])
 
 
@@ -96,11 +108,28 @@ def test_any_text_names_a_pair_or_is_refused_in_one_line(text: str) -> None:
     assert len({(member.role, member.url) for member in members}) == len(members)
 
 
-def test_the_last_prefill_engines_of_a_revision_finish_and_others_just_go() -> None:
-    old, other, new = (
-        Member(f"http://p:{port}", Role.PREFILL, revision) for port, revision in ((1, "a"), (2, "b"), (3, "b"))
-    )
-    decode = Member("http://d:1", Role.DECODE, "a")
-    assert last_prefills([old, other, decode], [new]) == (replace(old, is_terminating=True),)
-    assert last_prefills([old, other, decode], [new])[0].state is EngineState.FINISHING
-    assert last_prefills(last_prefills([old], [new]), [old, new]) == ()
+def prefill(port: int, revision: str = "a") -> Member:
+    return Member(f"http://p:{port}", Role.PREFILL, revision)
+
+
+DECODE = Member("http://d:1", Role.DECODE, "a")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "finishing"),
+    {
+        "rolled": ([prefill(1), DECODE], [prefill(2, "b")], [prefill(1)]),
+        "replaced": ([prefill(1), DECODE], [prefill(2), DECODE], [prefill(1)]),
+        "fewer": ([prefill(1), prefill(2), DECODE], [prefill(2), DECODE], []),
+        "started anew as another revision": ([prefill(1), DECODE], [prefill(1, "b"), DECODE], []),
+        "unchanged": ([prefill(1), DECODE], [prefill(1), DECODE], []),
+    }.values(),
+)
+def test_prefill_engines_of_a_revision_that_keeps_none_finish(
+    before: list[Member], now: list[Member], finishing: list[Member]
+) -> None:
+    left = last_prefills(before, now)
+    assert [replace(member, is_terminating=False) for member in left] == finishing
+    assert all(member.state is EngineState.FINISHING for member in left)
+    assert last_prefills(left, now) == left
+    assert last_prefills(left, before) == ()

@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 # Where it is set, each process of a test run would compile anew what it imports of vLLM and PyTorch.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help install run check test test-all model faults versions bench crds chart kube e2e lock clean
+.PHONY: help install run check test test-costly test-all model faults versions bench crds chart kube e2e lock clean
 BIN := .venv/bin
 PORT ?= 8000
 ARGS ?=
@@ -45,8 +45,11 @@ check-parts:
 	$(BRIEF_TESTS) tests/unit $(addprefix --ignore=,$(WITH_VLLM))
 
 # The linters beside the tests: their one core would leave the other idle for a minute, and they end long before.
-test: kube  ## check, and tests of all parts, also with real engines: before every merge
+test: kube  ## check, and tests of all parts, also with real engines: before every commit that is more than words
 	@$(MAKE) --no-print-directory -j 2 run-most check-style
+
+test-costly: kube  ## what test leaves out, and more examples of each law: CI runs both, before every merge
+	$(TESTS) -m "(costly or law) and not slow"
 
 test-all: kube  ## the same with the slow ones, as all models and rank sizes: before every release
 	@$(MAKE) --no-print-directory -j 2 run-all check-style
@@ -54,7 +57,7 @@ test-all: kube  ## the same with the slow ones, as all models and rank sizes: be
 .PHONY: run-most run-all
 TESTS = $(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --durations=100 --durations-min=3
 run-most:
-	$(TESTS) -m "not slow"
+	PDCLUSTER_FEW_EXAMPLES=1 $(TESTS) -m "not slow and not costly"
 run-all:
 	PDCLUSTER_ALL_EXAMPLES=1 $(TESTS)
 

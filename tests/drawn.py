@@ -1,5 +1,5 @@
-"""How many examples hypothesis draws: a ninth of them in ``make check``, a third in ``make test``, all in ``make
-test-all``."""
+"""How many examples hypothesis draws: a ninth of them in ``make check`` and ``make test``, a third in ``make
+test-costly``, all in ``make test-all``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Container
 from typing import Final
 
 FEW_VARIABLE: Final = "PDCLUSTER_FEW_EXAMPLES"
-"""Set by ``make check``."""
+"""Set by ``make check`` and ``make test``."""
 ALL_VARIABLE: Final = "PDCLUSTER_ALL_EXAMPLES"
 """Set by ``make test-all``."""
 

@@ -96,6 +96,7 @@ def wanted(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[i
     return said
 
 
+@pytest.mark.costly
 def test_decode_never_uses_kv_of_weights_that_it_has_replaced(
     harness: Harness, tmp_path: Path, wanted: dict[int, tuple[int, ...]]
 ) -> None:

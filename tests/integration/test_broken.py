@@ -29,6 +29,7 @@ def num_mismatches(pool: Pool) -> float:
     return metric(pool.decode[0].url, "pdcluster:failures_total", 'kind="content_differs"')
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["LosesAWriteOnce", pytest.param("SwapsTwoBlocks", marks=pytest.mark.slow)])
 def test_content_that_is_wrong_is_pushed_again_and_the_answer_is_exact(
     harness: Harness, expected: dict[int, tuple[int, ...]], name: str

@@ -53,6 +53,7 @@ def lent(zygote: Zygote) -> Iterator[Zygote]:
         assert eventually(lambda: not any(map(is_running, started)))
 
 
+@pytest.mark.costly
 def test_of_requests_among_faults_none_hangs_or_lies_and_nothing_leaks(
     harness: Harness, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

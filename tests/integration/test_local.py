@@ -181,6 +181,7 @@ def test_an_engine_that_dies_while_serving_is_named_and_everything_stops(start: 
     _assert_nothing_is_left(local, pids)
 
 
+@pytest.mark.costly
 def test_an_engine_that_dies_while_starting_is_named_and_everything_stops(start: Callable[..., Local]) -> None:
     local = start("--decode-tp", "3", "--decode-args", "--hf-overrides={}")  # With these words only vLLM can judge.
     assert local.end() == 1

@@ -8,6 +8,7 @@ from versions.environment import run_tests
 from versions.table import SHORT, VERSIONS
 
 
+@pytest.mark.costly
 @pytest.mark.engines
 @pytest.mark.timeout(3600)  # its packages are installed the first time
 def test_every_byte_is_pushed_and_a_failure_is_told_on_the_oldest_version(capfd: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,7 @@ def is_told(pool: Pool, condition: str, reason: str, *words: str) -> bool:
     return found.get("reason") == reason and all(word in found["message"] for word in words)
 
 
+@pytest.mark.costly
 def test_an_engine_that_dies_three_times_is_told_at_its_own_role_with_its_cause_and_its_last_words(
     server: Server, operator: OperatorProcess
 ) -> None:
@@ -89,6 +90,7 @@ def test_an_engine_over_several_nodes_that_is_made_anew_after_each_death_is_a_cr
         assert eventually(lambda: is_told(pool, "Degraded", "CrashLoop", *words), timeout_s=READY_LIMIT_S), pool.read()
 
 
+@pytest.mark.costly
 def test_a_rollout_that_the_order_of_groups_holds_up_keeps_the_ready_one_and_tells_the_cure(
     server: Server, operator: OperatorProcess
 ) -> None:

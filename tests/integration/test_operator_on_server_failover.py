@@ -93,6 +93,7 @@ def check_bounds(moments: list[Moment], surge: int, unavailable: int) -> None:
         assert moment.serving, moment
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("surge", "unavailable"), [(1, 0), pytest.param(0, 1, marks=pytest.mark.slow)])
 def test_a_leader_that_is_killed_in_mid_rollout_is_followed_and_the_rollout_ends_within_its_bounds(
     server: Server, surge: int, unavailable: int
@@ -121,6 +122,7 @@ def images(pool: Pool) -> set[str]:
     return {template["spec"]["containers"][0]["image"] for template in found}
 
 
+@pytest.mark.costly
 def test_a_leader_that_was_stopped_for_long_writes_nothing_when_it_goes_on(server: Server) -> None:
     with server.operator("a") as first:
         first.wait_leading()
@@ -149,6 +151,7 @@ def test_a_leader_that_was_stopped_for_long_writes_nothing_when_it_goes_on(serve
     check_bounds(history.moments, 1, 0)
 
 
+@pytest.mark.costly
 def test_a_status_that_arrives_when_another_one_leads_is_refused(server: Server, proxy: FaultyProxy) -> None:
     with server.operator("a", url=proxy.url) as first:
         first.wait_leading()

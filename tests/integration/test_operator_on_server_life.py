@@ -149,6 +149,7 @@ def test_a_pool_that_is_made_anew_under_its_old_name_gets_children_of_its_own(
             assert old not in owners
 
 
+@pytest.mark.costly
 def test_from_a_laptop_an_operator_leads_and_people_look_by_a_kubeconfig(server: Server, tmp_path: Path) -> None:
     where = ["--kubeconfig", str(server.plane.kubeconfig_file)]
     with server.operator(is_on_a_laptop=True) as operator, server.pool() as pool:

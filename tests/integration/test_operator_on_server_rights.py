@@ -192,6 +192,7 @@ def test_a_right_that_is_missing_is_found_in_the_audit_log(server: Server, resou
         server.admin.ask("PATCH", RULES_PATH, {"rules": role["rules"]}, content_type=MERGE_PATCH)
 
 
+@pytest.mark.costly
 def test_routers_need_all_their_rights_and_no_other(server: Server, tmp_path: Path) -> None:
     with server.operator(), server.pool() as pool:
         pool.wait_ready()

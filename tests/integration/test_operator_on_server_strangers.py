@@ -57,6 +57,7 @@ def edit_as(server: Server, manager: str, path: str, spec: Object) -> None:
     assert not answer.complaints, answer
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "take", [pytest.param(apply_as, id="by apply"), pytest.param(edit_as, id="by edit", marks=pytest.mark.slow)]
 )
@@ -209,6 +210,7 @@ def says(pool: Pool, reason: str, field: str) -> bool:
     return (told.get("status"), told.get("reason")) == ("True", reason) and field in told["message"]
 
 
+@pytest.mark.costly
 def test_a_newer_crd_takes_no_pool_from_an_older_operator(server: Server) -> None:
     with server.pool() as pool, server.operator():
         pool.wait_ready()
@@ -240,6 +242,7 @@ DEEP: Final = 1600
 """Levels. Python 3.11 and 3.12 read fewer than 1,500; each level more costs the API server's merge."""
 
 
+@pytest.mark.costly
 def test_an_object_that_is_nested_too_deep_for_python_is_told_and_stops_nobody_else(server: Server) -> None:
     """Whoever may write one pool could end the operator for all."""
     nested: Object = {}

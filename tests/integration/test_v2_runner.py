@@ -50,6 +50,7 @@ def run_on_v2(folder: Path, *tests: str) -> None:
     assert any("asynchronous scheduling: True" in log for log in logs)
 
 
+@pytest.mark.costly
 def test_bytes_and_preemption_on_the_v2_runner(tmp_path: Path) -> None:
     run_on_v2(tmp_path, *SHORT)
 

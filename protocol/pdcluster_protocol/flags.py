@@ -1,6 +1,7 @@
 """A command line made from a settings model: each field is a flag, its docstring is the help. Pure.
 
-Some fields have an environment variable beside their flag or in place of a flag. Help and page name the variable.
+Some fields have an environment variable of their own beside their flag or in place of a flag. Help and page name it.
+With a ``prefix`` each flag has a variable, and a name in a file.
 
 Router and operator both use this module, and may not import each other. It reads attributes of pydantic's
 ``FieldInfo`` without importing pydantic. A model with ``use_attribute_docstrings`` has docstrings as descriptions.
@@ -10,12 +11,16 @@ from __future__ import annotations
 
 import argparse
 import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Protocol, get_args
+
+from pdcluster_protocol.errors import ConfigError
 
 _BOUNDS: Final = {"gt": "above {}", "ge": "at least {}", "lt": "below {}", "le": "at most {}"}
 
@@ -47,6 +52,8 @@ class Flags:
     """Field to the form of its value in the help, where that is not the last word of its name."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Field to environment variable. The variable counts where the flag is not given."""
+    prefix: str = ""
+    """The beginning of each flag's variable, and of no other; empty: only ``variables`` count."""
 
     def of(self, name: str) -> str:
         """The field's flag, or its variable if it has no flag. ``idle_timeout_s`` -> ``--idle-timeout``: the help names
@@ -55,9 +62,57 @@ class Flags:
             return self.variables[name]
         return self.named.get(name) or "--" + name.removesuffix("_s").replace("_", "-")
 
-    def told_by(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Field to the value of its variable, without variables that are missing or empty."""
-        return {name: value for name, variable in self.variables.items() if (value := environ.get(variable))}
+    def told_by(self, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Field to the value of its variable, without variables that are missing or empty.
+
+        Raises:
+            ConfigError: A variable with the prefix is no setting's.
+        """
+        told: dict[str, Any] = {
+            name: value for name, variable in self.variables.items() if (value := environ.get(variable))
+        }
+        ours = {name: value for name, value in environ.items() if self.prefix and name.startswith(self.prefix)}
+        for variable, value in ours.items():
+            name = self._named(variable, {self.variable_of(one): one for one in self._with_flags()})
+            if value:
+                told[name] = self._split(name, value)
+        return told
+
+    def told_in(self, text: str) -> dict[str, Any]:
+        """Field to its value in a file in TOML: the flags' names without dashes before them, and their values.
+
+        Raises:
+            ConfigError: It is no TOML, or a name is no setting's.
+        """
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(
+                f"it is no TOML: {error}: write a line NAME = VALUE for each, with a flag's name"
+            ) from error
+        keys = {self.of(name).removeprefix("--"): name for name in self._with_flags()}
+        return {(name := self._named(key, keys)): self._split(name, value) for key, value in table.items()}
+
+    def variable_of(self, name: str) -> str:
+        """``idle_timeout_s`` -> ``PREFIX`` + ``IDLE_TIMEOUT``."""
+        return self.prefix + self.of(name).removeprefix("--").replace("-", "_").upper()
+
+    def _split(self, name: str, value: Any) -> Any:
+        """The parts of a text for a field that has several."""
+        is_many = _kind_of(self.fields[name].annotation)[1]
+        return value.split(",") if is_many and isinstance(value, str) else value
+
+    def _with_flags(self) -> list[str]:
+        return [name for name in self.fields if name not in self.hidden]
+
+    def _named(self, given: str, known: Mapping[str, str]) -> str:
+        """The field of a name. Raises: ConfigError: It is none."""
+        if (name := known.get(given)) is not None:
+            return name
+        rests = {one.removeprefix(self.prefix): one for one in known}  # else all variables were alike
+        near = get_close_matches(given.removeprefix(self.prefix), rests, n=1)
+        cure = f"did you mean {rests[near[0]]}?" if near else "the flags are in --help"
+        raise ConfigError(f"{given} is no setting: {cure}")
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """``parser`` has a flag for each field that is not hidden, in order. A flag that is not given is None."""

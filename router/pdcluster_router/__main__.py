@@ -13,9 +13,17 @@ from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.logs import start_logging
 from pdcluster_protocol.secret import load_secret
+from pdcluster_router.files.reading import read_file
 from pdcluster_router.front.server import run
 from pdcluster_router.setting_forms import Discovery
-from pdcluster_router.settings import FLAGS, Settings, build_settings
+from pdcluster_router.settings import (
+    FLAGS,
+    SETTINGS_FLAG,
+    SETTINGS_VARIABLE,
+    VARIABLES_PREFIX,
+    Settings,
+    build_settings,
+)
 from pdcluster_router.span_settings import span_settings_told
 
 
@@ -36,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
 def parse_settings(
     argv: Sequence[str], environ: Mapping[str, str] = MappingProxyType({}), service_account: Path = SERVICE_ACCOUNT
 ) -> Settings:
-    """Settings from the command line, from environment variables, and from what Kubernetes gives a pod.
+    """Settings from the command line, else from environment variables, else from a file, else from what Kubernetes
+    gives a pod.
 
     argparse ends the process if a flag does not exist.
 
@@ -44,8 +53,22 @@ def parse_settings(
         ConfigError: A value cannot work.
     """
     given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
-    told = span_settings_told(given, FLAGS.told_by(environ), environ)
-    return build_settings(**{**_told_by_pod(given, environ, service_account), **told, **given})
+    path = given.pop("settings", environ.get(SETTINGS_VARIABLE))
+    filed = _read_settings(Path(path)) if path else {}
+    variables = FLAGS.told_by({name: value for name, value in environ.items() if name != SETTINGS_VARIABLE})
+    told = {**filed, **span_settings_told({**filed, **given}, variables, environ), **given}
+    return build_settings(**{**_told_by_pod(told, environ, service_account), **told})
+
+
+def _read_settings(path: Path) -> dict[str, object]:
+    """Raises: ConfigError: The file cannot be read, or has something that is no setting."""
+    raw = read_file(path, SETTINGS_FLAG)
+    try:
+        return FLAGS.told_in(raw.decode())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{SETTINGS_FLAG} {path}: it is not text in UTF-8: name the file of settings") from error
+    except ConfigError as error:
+        raise ConfigError(f"{SETTINGS_FLAG} {path}: {error}") from error
 
 
 def _told_by_pod(given: Mapping[str, object], environ: Mapping[str, str], service_account: Path) -> dict[str, object]:
@@ -61,6 +84,11 @@ def _told_by_pod(given: Mapping[str, object], environ: Mapping[str, str], servic
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pdcluster router", description="One OpenAI endpoint in front of prefill and decode engines."
+    )
+    parser.add_argument(
+        SETTINGS_FLAG,
+        metavar="PATH",
+        help=f"File with flags in TOML. A flag, or {VARIABLES_PREFIX}NAME, counts before it.",
     )
     FLAGS.add_to(parser)
     return parser

@@ -357,6 +357,11 @@ def _check_pair(cert_flag: str, cert: Path | None, key_flag: str, key: Path | No
         raise ValueError(f"{told}: give both files, or neither {otherwise}")
 
 
+SETTINGS_FLAG: Final = "--settings"
+VARIABLES_PREFIX: Final = "PDCLUSTER_ROUTER__"
+"""With two underscores: beside a Service ``pdcluster-router`` Kubernetes sets variables that begin with one."""
+SETTINGS_VARIABLE: Final = f"{VARIABLES_PREFIX}SETTINGS"
+
 FLAGS: Final = Flags(
     {name: Settings.model_fields[name] for name in (*Settings.__annotations__, *SpanSettings.model_fields)},
     named={"prefill_urls": "--prefill", "decode_urls": "--decode", "model_aliases": "--model-alias"},
@@ -369,6 +374,7 @@ FLAGS: Final = Flags(
         "trusted_proxies": TRUSTED_PROXIES_VARIABLE,
         **SPAN_VARIABLES,
     },
+    prefix=VARIABLES_PREFIX,
 )
 
 

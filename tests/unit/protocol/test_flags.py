@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +15,7 @@ from tools.crds import page_of
 from tools.reference import connector
 from tools.reference.flags import COMMANDS, file_of
 
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.flags import Flags
 
 
@@ -124,3 +127,50 @@ def test_a_commands_page_is_fresh_and_says_the_reason_of_each_flag(command: str)
 def test_the_page_of_the_connectors_settings_is_fresh_and_says_why() -> None:
     assert connector.FILE.read_text() == connector.page(), "make crds"
     assert [name for name, text in connector.docstrings().items() if len(text) < 20] == []
+
+
+PREFIXED = replace(FLAGS, prefix="P__")
+
+
+def test_each_flag_has_a_variable_which_counts_before_one_of_its_own() -> None:
+    environ = {"P__WAIT": "7", "P__TO": "a,b", "P__PACE": "fast", "THE_PACE": "slow", "P__MOST_PORTS": "", "WAIT": "9"}
+    assert PREFIXED.told_by(environ) == {"wait_s": "7", "urls": ["a", "b"], "pace": "fast"}
+
+
+def test_without_a_prefix_only_named_variables_count() -> None:
+    assert FLAGS.told_by({"P__WAIT": "7", "THE_PACE": "fast"}) == {"pace": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "cure"),
+    [
+        ("P__WIAT", "did you mean P__WAIT?"),
+        ("P__URLS", "the flags are in --help"),
+        ("P__SECRET", "the flags are in --help"),
+        ("P__", "the flags are in --help"),
+    ],
+)
+def test_a_variable_with_the_prefix_that_is_no_settings_is_refused(variable: str, cure: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        PREFIXED.told_by({variable: "1"})
+    assert str(told.value) == f"{variable} is no setting: {cure}"
+
+
+def test_a_file_has_the_flags_names() -> None:
+    text = 'to = ["a", "b"]\nproxies = "c,d"  # two\nwait = 7\npace = "fast"\n'
+    assert FLAGS.told_in(text) == {"urls": ["a", "b"], "proxies": ["c", "d"], "wait_s": 7, "pace": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("wiat = 7", "wiat is no setting: did you mean wait?"),
+        ("secret = 7", "secret is no setting: the flags are in --help"),
+        ("[limits]\nwait = 7", "limits is no setting: the flags are in --help"),
+        ("--wait 7", "it is no TOML: "),
+        ("wait = 7\nwait = 8", "it is no TOML: "),
+    ],
+)
+def test_a_file_with_what_is_no_setting_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        FLAGS.told_in(text)

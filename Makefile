@@ -45,7 +45,7 @@ check-parts:
 	$(BRIEF_TESTS) tests/unit $(addprefix --ignore=,$(WITH_VLLM))
 
 # The linters beside the tests: their one core would leave the other idle for a minute, and they end long before.
-test: kube  ## check, and tests of all parts, also with real engines: before every commit that is more than words
+test: kube  ## check, and tests of all parts, also with real engines: when a piece of work is done
 	@$(MAKE) --no-print-directory -j 2 run-most check-style
 
 test-costly: kube  ## what test leaves out, and more examples of each law: CI runs both, before every merge

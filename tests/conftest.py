@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from control_plane.binaries import find_binaries
 from control_plane.plane import ControlPlane
@@ -29,6 +29,14 @@ settings.load_profile("patient")
 os.environ["KUBECACHEDIR"] = "/dev/null"
 """Helm and kubectl keep what they learn of a server: not of ours, in somebody's home. Before Helm's library is loaded:
 it reads the environment once."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before marks are selected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each test that hypothesis draws for is a law: ``make test-costly`` draws more for it than ``make test``."""
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.law)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -104,7 +104,6 @@ def test_compiled_engines_answer_like_a_single_compiled_engine(harness: Harness,
         require_pushed(pool, at_least=150)
 
 
-@pytest.mark.costly
 def test_two_prefill_and_two_decode_engines_answer_like_one(harness: Harness) -> None:
     """To sixty prompts, around the same borders as the 200 of the slow tests."""
     reference = ask_single(harness, make_prompts(60))

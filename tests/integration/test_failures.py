@@ -287,7 +287,6 @@ def opened_with_deadline(pool: Pool, seconds: int) -> AbstractContextManager[HTT
     )
 
 
-@pytest.mark.costly
 def test_preemption_on_prefill_by_a_small_cache_changes_no_answer(harness: Harness) -> None:
     prompts = [[100 + (number * (7 + turn)) % 800 for number in range(900)] for turn in range(12)]
     with harness.single_engine() as engine:

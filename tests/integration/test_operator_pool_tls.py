@@ -121,11 +121,11 @@ async def test_a_renewed_secret_is_taken_by_the_router_and_by_the_next_probe(mou
     async with mounted.pool() as rig:
         before = rig.router.internal_certificate
         assert before is not None
-        contexts = {id(before.context)}
+        contexts = [before.context]
         for _ in range(2):
             mounted.secret.publish(for_both_ends(mounted.authority))
-            await until(lambda: id(before.context) not in contexts)
-            contexts.add(id(before.context))
+            await until(lambda: before.context not in contexts)
+            contexts.append(before.context)
             assert (await post(rig, PROMPT)).status == 200
             assert await probe(rig, mounted, "readiness") == 0
 

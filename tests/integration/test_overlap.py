@@ -52,7 +52,6 @@ def begins_in_time(push: dict[str, Any]) -> bool:
     return bool(rows[0][WRITE_BEGIN] < rows[1][SAVED_AT])
 
 
-@pytest.mark.costly
 def test_layers_leave_while_the_next_one_is_computed(deep_pool: Pool) -> None:
     pushes = pushes_of(deep_pool)
     for push in pushes:

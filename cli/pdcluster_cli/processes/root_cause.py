@@ -28,7 +28,14 @@ _CHAINED: Final = (
     "During handling of the above exception, another exception occurred:",
 )
 _RAISED: Final = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:: .*|:|)$")
-_ECHOES: Final = ("root cause", "Engine core initialization failed", "KeyboardInterrupt", "cancelled", "SystemExit")
+_ECHOES: Final = (
+    "root cause",
+    "Engine core initialization failed",
+    "Executor failed.",
+    "KeyboardInterrupt",
+    "cancelled",
+    "SystemExit",
+)
 _REFUSED: Final = re.compile(r"\S+: error: (?P<why>.+)$")
 """argparse's last line."""
 _PYDANTIC: Final = re.compile(r"^[\w.]*ValidationError: \d+ validation errors? for \S+ (?:Value error, )?")
@@ -43,27 +50,19 @@ _ABORTED: Final = re.compile(r"\s*what\(\):\s+(?P<why>.+)$")
 """The line that the C++ library prints before it ends a process."""
 
 
-_SPANS: Final = (timedelta(minutes=1), timedelta(minutes=10), timedelta(hours=1))
+_LAST: Final = timedelta(minutes=1)
 
 
 def last_cause(log: str) -> str | None:
-    """As ``root_cause``, of a process that has served, and survived all errors but the last: looks at what follows the
-    last time in the log, then at more and more before it, an hour at most."""
-    lines = log.splitlines(keepends=True)
-    last = max(_times_of(lines), default=-1)
-    ends = ("".join(lines[last + 1 :]), *(end_of(log, span) for span in _SPANS))
-    return next(filter(None, map(root_cause, ends)), None)
-
-
-def end_of(log: str, span: timedelta) -> str:
-    """The lines of the last ``span`` by their own times. All of a log whose lines have no times."""
+    """As ``root_cause``, of a process that has served, and survived all errors but the last: it looks at the last
+    minute by the lines' own times, or at all of a log whose lines have no times."""
     lines = log.splitlines(keepends=True)
     times = _times_of(lines)
-    last = max(times, default=None)
-    if last is None:
-        return log
-    recent = (number for number, at in times.items() if timedelta() <= times[last] - at <= span)
-    return "".join(lines[min(recent) :])
+    if not times:
+        return root_cause(log)
+    last = times[max(times)]
+    recent = (number for number, at in times.items() if timedelta() <= last - at <= _LAST)
+    return root_cause("".join(lines[min(recent) :]))
 
 
 def _times_of(lines: Sequence[str]) -> dict[int, datetime]:

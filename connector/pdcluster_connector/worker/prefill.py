@@ -185,14 +185,12 @@ class PrefillWorker:
     def _sending_of(self, part: PushSlice, step: int) -> _Sending:
         sending = self._sending.get(part.request_id)
         if sending is None:
-            lanes = [self._lane(rank, part.target) for rank in self._decode_ranks(part.target)]
-            made = tuple(lane for lane in lanes if not isinstance(lane, str))
-            sending = _Sending(PushKey(part.transfer_id, part.attempt), made)
-            if problem := next((lane for lane in lanes if isinstance(lane, str)), None):
-                log_failure(TransferFailure.LANE_FAILED, part.request_id, part.transfer_id, part.attempt, problem)
+            lanes = self._lanes_for(part)
+            sending = _Sending(PushKey(part.transfer_id, part.attempt), lanes)
+            if len(lanes) < len(self._decode_ranks(part.target)):
                 self._partial.append(sending)
             self._sending[part.request_id] = sending
-            self._holds.begin(part.request_id, (*made, self._resharding))
+            self._holds.begin(part.request_id, (*lanes, self._resharding))
         sending.is_whole, sending.last_step = part.is_last, step
         return sending
 
@@ -220,19 +218,26 @@ class PrefillWorker:
             self._ranks_of[key] = target_ranks(ours.tp_rank, ours.tp_size, *key, heads, has_state=has_state)
         return self._ranks_of[key]
 
-    def _lane(self, decode_rank: int, target: PushTarget) -> Lane | str:
-        """Text: why there is none, since this process has no descriptor or thread left. The next request asks again; an
-        exception would end the engine with all its requests."""
+    def _lanes_for(self, part: PushSlice) -> tuple[Lane, ...]:
+        """Those that could be made, up to the first that could not: this process has no descriptor or thread left. The
+        next request tries again; an exception would end the engine with all its requests."""
+        lanes: list[Lane] = []
+        try:
+            for rank in self._decode_ranks(part.target):
+                lanes.append(self._lane(rank, part.target))
+        except (OSError, RuntimeError) as error:
+            cure = "raise the node's limits of processes and open files"
+            reason = f"prefill cannot start a lane to decode rank {rank}: {error}: {cure}"
+            log_failure(TransferFailure.LANE_FAILED, part.request_id, part.transfer_id, part.attempt, reason)
+        return tuple(lanes)
+
+    def _lane(self, decode_rank: int, target: PushTarget) -> Lane:
+        """Raises: OSError, RuntimeError: There is no descriptor, or thread, for a new one."""
         address, now = target.side_channels[decode_rank], time.monotonic()
         lane = self._lanes.get(address)
         if lane is None or not lane.is_usable:
             self._retire_stale(address, now)
-            try:
-                lane = Lane(address, decode_rank, self._context, self._released.append)
-            except (OSError, RuntimeError) as error:
-                cure = "raise the node's limits of processes and open files"
-                return f"prefill cannot start a lane to decode rank {decode_rank}: {error}: {cure}"
-            self._lanes[address] = lane
+            lane = self._lanes[address] = Lane(address, decode_rank, self._context, self._released.append)
         self._used_at[address] = now
         return lane
 

@@ -43,6 +43,7 @@ from pdcluster_router.core.apis.openai_errors import (
     not_found,
     not_ready,
     responses_not_served,
+    unanswered,
 )
 from pdcluster_router.engines.engine import Fetched
 from pdcluster_router.engines.health import Probes, missing_engines
@@ -303,8 +304,11 @@ def _fetched(request: Request, answer: Fetched) -> Response:
     with that until the client has taken what was written.
     """
     router, page = _router(request), page_of(request)
+    num_bytes, most = len(answer.body) if request.method != "HEAD" else 0, router.room.max_bytes // 2
+    if num_bytes > most:
+        return _error(request, unanswered(f"its answer has {num_bytes} bytes, and the router has room for {most}"))
     holder = page.client if router.access.keys is not None and router.access.keys.are_several else ""
-    if not page.hold(len(answer.body), holder):
+    if not page.hold(num_bytes, holder):
         error = no_room(router.room.max_bytes)
         router.services.failures.tell(Failure(FailureKind.NO_ROOM, reason=error.message))
         return _error(request, error)

@@ -12,6 +12,7 @@ from typing import Final
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from pdcluster_protocol.access import AccessLine
 from pdcluster_router.core.apis.openai_errors import BUG, ApiError, no_engine
@@ -70,7 +71,12 @@ class Page:
 
     def hold(self, num_bytes: int, holder: str) -> bool:
         """Whether there is room for an answer of ``num_bytes``. It is held until the client has taken all but the last
-        of them: the connection has a limit of time for that. ``holder``: as for ``Room.take``."""
+        of them: the connection has a limit of time for that. ``holder``: as for ``Room.take``.
+
+        A small answer takes none: nothing waits for its client.
+        """
+        if num_bytes <= HIGH_WATER_LIMIT:
+            return True
         share = RoomLimit.CLIENTS if num_bytes <= SMALL_BYTES else RoomLimit.CLIENTS_LARGE
         if not self._room.take(num_bytes, share, holder):
             return False
@@ -94,7 +100,9 @@ class Page:
 
     def ended(self, refusal: ApiError | None = None) -> None:
         """The request has ended. ``refusal``: the error that the client got because the body could not be read."""
-        self._room.give_back(self._held_bytes, self._holder)
+        if self._held_bytes:
+            self._room.give_back(self._held_bytes, self._holder)
+            self._held_bytes = 0
         self._ended_at = self._now()
         if refusal is not None:
             self.error, self._status, self._has_left = refusal, refusal.status, False

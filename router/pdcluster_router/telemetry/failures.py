@@ -64,7 +64,7 @@ class FailureKind(Enum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     NO_ROOM = "no_room"
-    """A client's body or head found ``max_buffered_bytes`` in use."""
+    """A client's body or head, or an answer to a question, found ``max_buffered_bytes`` in use."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     """A client's request came on a connection beyond ``max_connections``."""
     CROWDED_OUT = "crowded_out"

@@ -137,7 +137,7 @@ def expectation_failed(expected: str) -> ApiError:
 
 
 def no_room(max_buffered_bytes: int) -> ApiError:
-    message = f"the router keeps {max_buffered_bytes} bytes of requests at most and has no room: try again later"
+    message = f"the router keeps {max_buffered_bytes} bytes of clients at most and has no room: try again later"
     return ApiError(503, _SERVER, "no_room", message, _RETRY_AFTER_S)
 
 

@@ -53,7 +53,8 @@ def last_prefills(before: Collection[Member], now: Collection[Member]) -> tuple[
     A decode engine of their revision may have requests that are not prefilled yet, and a new engine may still load.
     An engine whose URL is named in another way now belongs to another revision, and must not serve the old one.
     """
-    kept = {member.revision for member in before if member in now and member.role is Role.PREFILL}
+    named = set(now)
+    kept = {member.revision for member in before if member.role is Role.PREFILL and member in named}
     urls = {member.url for member in now}
     gone = (each for each in before if each.role is Role.PREFILL and each.revision not in kept and each.url not in urls)
     return tuple(replace(member, is_terminating=True) for member in gone)

@@ -138,16 +138,16 @@ def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
 def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     """Prefill engines for a request that a decode engine of ``revision`` has, best first.
 
-    The last tiers have engines that terminate: without them decode would have to compute the prompt of this request.
-    Those that are not ready any more come as in ``decode_tiers``.
+    Engines that terminate come behind all others that answer: without them decode would have to compute the prompt of
+    this request. Those that are not ready any more come as in ``decode_tiers``.
     """
     ours = [engine for engine in engines if engine.role is Role.PREFILL and engine.revision == revision]
     serving, once_ready = _serving(ours), _once_ready(ours)
     well = _well(ours)
     answering = [engine for engine in once_ready if engine.is_healthy]
     finishing = [engine for engine in ours if engine.state is EngineState.FINISHING]
-    tiers = (_serving(well), _once_ready(well), usable(answering), usable(serving), serving, once_ready)
-    return tuple(tier for tier in (*tiers, _well(finishing), finishing) if tier)
+    tiers = (_serving(well), _once_ready(well), usable(answering), _well(finishing), usable(serving), serving)
+    return tuple(tier for tier in (*tiers, once_ready, finishing) if tier)
 
 
 def usable_prefills(engines: Sequence[S]) -> list[S]:

@@ -209,7 +209,7 @@ WORDS: Final[dict[str, Words]] = {
     "queue_full": Words("too many requests waited for prefill already", _OVERLOAD),
     "queue_timeout": Words("prefill had no room for it within queue_timeout_s", _OVERLOAD),
     "no_room": Words(
-        "requests that wait for an answer fill the router's max_buffered_bytes",
+        "requests that wait for an answer, or answers that clients do not take, fill the router's max_buffered_bytes",
         "One client with large bodies: limit it. Many: add routers, or raise --max-buffered-bytes.",
     ),
     "too_many_connections": Words(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 
-from pdcluster_cli.processes.root_cause import MAX_CHARACTERS, end_of, last_cause, root_cause
+from pdcluster_cli.processes.root_cause import MAX_CHARACTERS, last_cause, root_cause
 
 CORE = "[prefill-0] (EngineCore pid=71) ERROR 11-22 16:39:40 [core.py:1201] "
 WORKER = "[prefill-0] (Worker_TP1 pid=72) ERROR 11-22 16:39:39 [multiproc_executor.py:866] "
@@ -103,38 +101,29 @@ def line(at: str) -> str:
     return f"(APIServer pid=70) INFO {at} [launcher.py:1] {at}\n"
 
 
-def test_the_end_of_a_log_is_its_last_minute_with_the_lines_that_have_no_time() -> None:
-    early, late = line("11-22 16:39:39"), [line("11-22 16:39:40"), "no time\n", line("11-22 16:40:40"), "neither\n"]
-    assert end_of("".join((early, "nor this\n", *late)), timedelta(minutes=1)) == "".join(late)
-
-
-def test_a_log_without_times_or_with_ones_that_are_none_is_its_own_end() -> None:
-    for log in ("", "a\nb\n", line("13-45 99:99:99")):
-        assert end_of(log, timedelta(minutes=1)) == log
-
-
-def test_a_new_year_cuts_the_end_shorter_and_not_longer() -> None:
-    new = line("01-01 00:00:01")
-    assert end_of(line("12-31 23:59:59") + new, timedelta(minutes=1)) == new
-
-
 def error(at: str, why: str) -> str:
     return traceback(f"(EngineCore pid=71) ERROR {at} [core.py:1201] ", f"ValueError: {why}")
 
 
+OLD, NEW = error("11-22 12:00:00", "old"), error("11-22 16:00:00", "new")
+
+
 @pytest.mark.parametrize(
     ("log", "cause"),
-    [
-        (error("11-22 12:00:00", "old") + error("11-22 16:00:00", "new"), "ValueError: new"),
-        (
-            error("11-22 12:00:00", "old") + "INFO: all is well\n" * 9 + traceback("", "ValueError: new"),
+    {
+        "two errors": (OLD + NEW, "ValueError: new"),
+        "an echo behind it": (OLD + NEW + error("11-22 16:00:59", "an echo"), "ValueError: new"),
+        "noise of the interpreter behind it": (
+            OLD + NEW + "Exception ignored in: <function f>\n" + traceback("", "AttributeError: noise"),
             "ValueError: new",
         ),
-        (error("11-22 12:00:00", "old") + error("11-22 16:00:00", "new") + line("11-22 16:05:00"), "ValueError: new"),
-        (error("11-22 12:00:00", "old") + line("11-22 16:05:00"), None),
-        (traceback("", "ValueError: the only one"), "ValueError: the only one"),
-    ],
-    ids=["two errors", "one without a time", "minutes before the end", "survived for hours", "no times"],
+        "one without a time": (OLD + line("11-22 16:00:00") + traceback("", "ValueError: new"), "ValueError: new"),
+        "survived for hours": (OLD + line("11-22 16:05:00"), None),
+        "no times": (traceback("", "ValueError: the only one"), "ValueError: the only one"),
+        "times that are none": (error("13-45 99:99:99", "new"), "ValueError: new"),
+        "a new year": (error("12-31 23:59:59", "old") + error("01-01 00:00:01", "new"), "ValueError: new"),
+        "no log": ("", None),
+    }.values(),
 )
 def test_a_process_that_has_served_has_survived_all_errors_but_the_last(log: str, cause: str | None) -> None:
     assert last_cause(log) == cause

@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.launch import ForwardedHeader
 from pdcluster_router.core.clients.client_address import ClientAddresses
-from pdcluster_router.front.pages import LoggedPages
+from pdcluster_router.core.clients.room import Room
+from pdcluster_router.front.pages import LoggedPages, page_of
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 
 pytestmark = pytest.mark.anyio
@@ -30,11 +32,15 @@ class Log:
         self.lines.append(line_of())
 
 
-async def line_of(app: Callable[[Scope, Receive, Send], Any], *messages: Message) -> AccessLine:
+async def line_of(
+    app: Callable[[Scope, Receive, Send], Any], *messages: Message, room: Room | None = None
+) -> AccessLine:
     """Of one request, whose client says ``messages``."""
+    room = room or Room(1 << 20)
     log, said = Log(), list(messages)
     addresses = ClientAddresses([], ForwardedHeader.X_FORWARDED_FOR)
-    router = SimpleNamespace(access_log=log, addresses=addresses, services=SimpleNamespace(now=lambda: 1.0))
+    services = SimpleNamespace(now=lambda: 1.0)
+    router = SimpleNamespace(access_log=log, addresses=addresses, services=services, room=room)
     asked = {"type": "http", "method": "GET", "path": "/v1/models", "headers": [], "client": ("192.0.2.1", 7)}
     scope = {**asked, "state": {ROUTER_STATE: router}}
 
@@ -88,3 +94,31 @@ async def test_a_bug_has_no_outcome_as_on_the_hot_paths() -> None:
 
     line = await line_of(app)
     assert (line.status, line.outcome) == (500, None)
+
+
+@pytest.mark.parametrize("error", [None, asyncio.CancelledError, RuntimeError])
+@pytest.mark.parametrize(
+    ("num_bytes", "is_held", "has_room"),
+    [
+        (0, False, True),
+        (64 << 10, False, True),
+        ((64 << 10) + 1, True, True),
+        (3 << 20, True, True),
+        (5 << 20, False, False),
+    ],
+)
+async def test_a_large_answer_has_room_until_its_page_ends_however_that_is(
+    error: type[BaseException] | None, num_bytes: int, *, is_held: bool, has_room: bool
+) -> None:
+    room = Room(6 << 20)
+    seen: list[bool | int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(page_of(HTTPConnection(scope)).hold(num_bytes, "a key"))
+        seen.append(room.used_bytes)
+        if error is not None:
+            raise error
+
+    await line_of(app, room=room)
+    assert seen == [has_room, num_bytes if is_held else 0]
+    assert room.used_bytes == 0

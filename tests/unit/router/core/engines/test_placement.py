@@ -124,20 +124,22 @@ def test_decode_is_chosen_among_serving_engines_of_revisions_that_have_both_role
     [
         ("p1+ p1- p2+ d1+", ["p1+", "p1+ p1-"]),
         ("p1- p2+", ["p1-"]),
-        ("p1~ p1+", ["p1+", "p1~"]),
+        ("p1~ p1+", ["p1+", "p1~", "p1+", "p1~"]),
+        ("p1~ p1-", ["p1~", "p1-", "p1~"]),
+        ("p1~1 p1-", ["p1-", "p1~1"]),
         ("p1+ p1+1", ["p1+", "p1+ p1+1"]),
         ("p1+3 p1+1 p1+2", ["p1+1", "p1+3 p1+1 p1+2"]),
         ("p1+1 p2+", ["p1+1"]),
         ("p1~ p2+", ["p1~"]),
         ("p1? p1x", []),
-        ("p1! p1- p1/ p1~", ["p1!", "p1-", "p1! p1- p1/", "p1~"]),
+        ("p1! p1- p1/ p1~", ["p1!", "p1~", "p1-", "p1! p1- p1/", "p1~"]),
         ("p1! p1+", ["p1+", "p1! p1+", "p1+", "p1! p1+"]),
         ("p1+1 p1!", ["p1!", "p1+1", "p1+1 p1!"]),
         ("p1+1 p1!2 p1-", ["p1+1", "p1-", "p1+1 p1-", "p1+1 p1!2 p1-"]),
         ("p2+", []),
     ],
 )
-def test_prefill_is_of_the_revision_and_one_that_terminates_is_the_last_to_be_asked(
+def test_prefill_is_of_the_revision_and_one_that_terminates_is_asked_behind_all_others_that_answer(
     engines: str, expected: list[str]
 ) -> None:
     assert shown(prefill_tiers(stand(engines), "1")) == expected

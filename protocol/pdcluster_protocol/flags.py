@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, Final, Protocol, get_args
 
 from pdcluster_protocol.errors import ConfigError
@@ -60,59 +60,73 @@ class Flags:
         the unit."""
         if name in self.hidden and name in self.variables:
             return self.variables[name]
-        return self.named.get(name) or "--" + name.removesuffix("_s").replace("_", "-")
+        return self.named.get(name) or _flag_of(name)
 
-    def told_by(self, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Field to the value of its variable, without variables that are missing or empty.
+    def told_by(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Field to the value of the variable of its own, without variables that are missing or empty."""
+        return {name: value for name, variable in self.variables.items() if (value := environ.get(variable))}
+
+    def told_by_prefix(self, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Field to the value of its variable with the prefix, without empty ones.
 
         Raises:
             ConfigError: A variable with the prefix is no setting's.
         """
-        told: dict[str, Any] = {
-            name: value for name, variable in self.variables.items() if (value := environ.get(variable))
+        told = {
+            variable: value for variable, value in environ.items() if self.prefix and variable.startswith(self.prefix)
         }
-        ours = {name: value for name, value in environ.items() if self.prefix and name.startswith(self.prefix)}
-        for variable, value in ours.items():
-            name = self._named(variable, {self.variable_of(one): one for one in self._with_flags()})
-            if value:
-                told[name] = self._split(name, value)
-        return told
+        named = {self._named(variable, self.variable_of): value for variable, value in told.items()}
+        return {name: self._split(name, value) for name, value in named.items() if value}
 
     def told_in(self, text: str) -> dict[str, Any]:
-        """Field to its value in a file in TOML: the flags' names without dashes before them, and their values.
+        """Field to its value in a file in TOML: the flags' names without dashes before them, and their values. An empty
+        text counts as none.
 
         Raises:
-            ConfigError: It is no TOML, or a name is no setting's.
+            ConfigError: It is no TOML, a name is no setting's, or a value is none that a flag could have.
         """
         try:
             table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:
+            said = error if isinstance(error, tomllib.TOMLDecodeError) else "a number or a list has no end"
             raise ConfigError(
-                f"it is no TOML: {error}: write a line NAME = VALUE for each, with a flag's name"
+                f"it is no TOML: {said}: write a line NAME = VALUE for each, with a flag's name"
             ) from error
-        keys = {self.of(name).removeprefix("--"): name for name in self._with_flags()}
-        return {(name := self._named(key, keys)): self._split(name, value) for key, value in table.items()}
+        for key, value in table.items():
+            if not _is_plain(value):
+                raise ConfigError(f"{key} is no text, number or list of texts: write NAME = VALUE as for a flag")
+        named = {self._named(key, self.key_of): value for key, value in table.items()}
+        return {name: self._split(name, value) for name, value in named.items() if value != ""}
 
     def variable_of(self, name: str) -> str:
         """``idle_timeout_s`` -> ``PREFIX`` + ``IDLE_TIMEOUT``."""
-        return self.prefix + self.of(name).removeprefix("--").replace("-", "_").upper()
+        return self.prefix + self.key_of(name).replace("-", "_").upper()
+
+    def key_of(self, name: str) -> str:
+        """The field's name in a file: ``idle_timeout_s`` -> ``idle-timeout``."""
+        return (self.named.get(name) or _flag_of(name)).removeprefix("--")
 
     def _split(self, name: str, value: Any) -> Any:
         """The parts of a text for a field that has several."""
         is_many = _kind_of(self.fields[name].annotation)[1]
-        return value.split(",") if is_many and isinstance(value, str) else value
+        return (
+            [part for word in value.split(",") if (part := word.strip())]
+            if is_many and isinstance(value, str)
+            else value
+        )
 
-    def _with_flags(self) -> list[str]:
-        return [name for name in self.fields if name not in self.hidden]
-
-    def _named(self, given: str, known: Mapping[str, str]) -> str:
-        """The field of a name. Raises: ConfigError: It is none."""
-        if (name := known.get(given)) is not None:
-            return name
-        rests = {one.removeprefix(self.prefix): one for one in known}  # else all variables were alike
-        near = get_close_matches(given.removeprefix(self.prefix), rests, n=1)
-        cure = f"did you mean {rests[near[0]]}?" if near else "the flags are in --help"
-        raise ConfigError(f"{given} is no setting: {cure}")
+    def _named(self, given: str, form: Callable[[str], str]) -> str:
+        """The field whose name has this ``form``. Raises: ConfigError: None has."""
+        names = {form(name): name for name in self.fields}
+        name = names.get(given)
+        if name is None:
+            rests = {one.removeprefix(self.prefix): one for one in names}  # else all variables were alike
+            near = get_close_matches(given.removeprefix(self.prefix), rests, n=1)
+            cure = f"did you mean {rests[near[0]]}?" if near else "the flags are in --help"
+            raise ConfigError(f"{given} is no setting: {cure}")
+        if name in self.hidden:
+            raise ConfigError(f"{given} is no setting here: {self.variables.get(name, 'nothing')} alone gives it")
+        return name
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """``parser`` has a flag for each field that is not hidden, in order. A flag that is not given is None."""
@@ -128,13 +142,16 @@ class Flags:
         text = " ".join((described.description or "").split()).replace("None: ", "Without it: ")
         return re.sub(r"``(\w+)``", lambda word: self.of(word[1]) if word[1] in self.fields else word[0], text)
 
-    def problem(self, error: Mapping[str, Any]) -> str:
-        """One of pydantic's ``ErrorDetails`` in a user's words: the flag, the value that was given, the right one."""
+    def problem(self, error: Mapping[str, Any], sources: Mapping[str, str] = MappingProxyType({})) -> str:
+        """One of pydantic's ``ErrorDetails`` in a user's words: the flag, the value that was given, the right one.
+
+        ``sources``: by field, what gave it in place of its flag.
+        """
         location, kind = error["loc"], error["type"]
         message = str(error["msg"]).removeprefix("Value error, ")
         if not location:  # Several settings together; the message names them.
             return f"these settings do not fit: {message}"
-        flag = self.of(str(location[0]))
+        flag = sources.get(str(location[0])) or self.of(str(location[0]))
         if kind == "missing":
             return f"{flag} is needed"
         if kind == "value_error" or location[0] in self.hidden:
@@ -161,6 +178,17 @@ class Flags:
             for name, described in self.fields.items()
             if name not in self.hidden
         ]
+
+
+def _flag_of(name: str) -> str:
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def _is_plain(value: object) -> bool:
+    """Whether TOML's value is one that a flag could have."""
+    if isinstance(value, list):
+        return all(isinstance(part, str) for part in value)
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
 
 
 def default_text(described: Described) -> str:

@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
 def parse_settings(
     argv: Sequence[str], environ: Mapping[str, str] = MappingProxyType({}), service_account: Path = SERVICE_ACCOUNT
 ) -> Settings:
-    """Settings from the command line, else from environment variables, else from a file, else from what Kubernetes
-    gives a pod.
+    """Settings from the command line, else from the router's own variables, else from those of others, else from a
+    file, else from what Kubernetes gives a pod.
 
     argparse ends the process if a flag does not exist.
 
@@ -53,18 +53,25 @@ def parse_settings(
         ConfigError: A value cannot work.
     """
     given = {name: value for name, value in vars(_parser().parse_args(argv)).items() if value is not None}
-    path = given.pop("settings", environ.get(SETTINGS_VARIABLE))
-    filed = _read_settings(Path(path)) if path else {}
-    variables = FLAGS.told_by({name: value for name, value in environ.items() if name != SETTINGS_VARIABLE})
-    told = {**filed, **span_settings_told({**filed, **given}, variables, environ), **given}
-    return build_settings(**{**_told_by_pod(told, environ, service_account), **told})
+    path = given.pop("settings", environ.get(SETTINGS_VARIABLE) or None)
+    filed = _read_settings(path) if path is not None else {}
+    ours = FLAGS.told_by_prefix({name: value for name, value in environ.items() if name != SETTINGS_VARIABLE})
+    has_endpoint = "otlp_endpoint" in filed
+    theirs = span_settings_told({**ours, **given}, FLAGS.told_by(environ), environ, has_endpoint=has_endpoint)
+    told = {**filed, **theirs, **ours, **given}
+    sources = {name: f"{SETTINGS_FLAG} {path}: {FLAGS.key_of(name)}" for name in filed}
+    sources |= {name: FLAGS.variables[name] for name in theirs} | {name: FLAGS.variable_of(name) for name in ours}
+    sources = {name: source for name, source in sources.items() if name not in given}
+    return build_settings(sources, **{**_told_by_pod(told, environ, service_account), **told})
 
 
-def _read_settings(path: Path) -> dict[str, object]:
+def _read_settings(path: str) -> dict[str, object]:
     """Raises: ConfigError: The file cannot be read, or has something that is no setting."""
-    raw = read_file(path, SETTINGS_FLAG)
+    if not path or (Path(path).exists() and not Path(path).is_file()):
+        raise ConfigError(f"{SETTINGS_FLAG} {path or 'is empty'}: name a file")
+    raw = read_file(Path(path), SETTINGS_FLAG)
     try:
-        return FLAGS.told_in(raw.decode())
+        return FLAGS.told_in(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{SETTINGS_FLAG} {path}: it is not text in UTF-8: name the file of settings") from error
     except ConfigError as error:

@@ -5,7 +5,9 @@ Built once, in ``__main__``, checked there, and handed down. Nothing else reads 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Final, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -378,8 +380,9 @@ FLAGS: Final = Flags(
 )
 
 
-def build_settings(**values: object) -> Settings:
-    """Settings from named values; those that are None keep their default.
+def build_settings(sources: Mapping[str, str] = MappingProxyType({}), /, **values: object) -> Settings:
+    """Settings from named values; those that are None keep their default. ``sources``: by name, what gave the value in
+    place of its flag.
 
     Raises:
         ConfigError: A value is missing or out of bounds. The message names it.
@@ -388,6 +391,6 @@ def build_settings(**values: object) -> Settings:
     try:
         settings = Settings.model_validate(given)
     except ValidationError as error:
-        raise ConfigError("; ".join(map(FLAGS.problem, error.errors()))) from error
+        raise ConfigError("; ".join(FLAGS.problem(each, sources) for each in error.errors())) from error
     settings.metaserver_url  # noqa: B018 - raises now rather than at the first request
     return settings

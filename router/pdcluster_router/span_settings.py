@@ -35,16 +35,17 @@ SPAN_HIDDEN: Final = frozenset(("otlp_headers",))
 
 
 def span_settings_told(
-    given: Mapping[str, object], told: Mapping[str, str], environ: Mapping[str, str]
+    given: Mapping[str, object], told: Mapping[str, str], environ: Mapping[str, str], *, has_endpoint: bool = False
 ) -> dict[str, str]:
     """``told`` by variables, without those of spans if there is no endpoint: a cluster may set them for all programs.
 
-    ``given``: by flags.
+    ``given``: what counts before them, by flags and the router's own variables. ``has_endpoint``: something else has
+    given one.
 
     Raises:
         ConfigError: The variables want a sampler that the router has not.
     """
-    if "otlp_endpoint" not in given and "otlp_endpoint" not in told:
+    if not (has_endpoint or "otlp_endpoint" in given or "otlp_endpoint" in told):
         return {name: value for name, value in told.items() if name not in SPAN_VARIABLES}
     sampler = environ.get(_SAMPLER_VARIABLE, "")
     if not sampler or "trace_sample_ratio" in given:

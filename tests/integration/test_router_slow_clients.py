@@ -13,6 +13,7 @@ from fakes.http import RawClient, request_bytes
 from fakes.router import COMPLETIONS, PROMPT, Rig, running_rig, send, until
 from patience import PATIENCE_S
 from pdcluster_router.engines.engine import MAX_FETCHED_BYTES
+from pdcluster_router.front.pages import TAKEN_AT_ONCE_BYTES
 from pdcluster_router.http.reading import SLICE_BYTES
 
 pytestmark = pytest.mark.anyio
@@ -66,6 +67,11 @@ async def ask_and_take_nothing(rig: Rig) -> RawClient:
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # likewise
     await client.send(request_bytes("/tokenize", b"{}"))
     return client
+
+
+async def test_a_small_answer_is_one_whose_client_nothing_waits_for(rig: Rig) -> None:
+    connection = rig.connection_of(await rig.served_client())
+    assert connection.transport.get_write_buffer_limits()[1] == TAKEN_AT_ONCE_BYTES
 
 
 async def has_taken(rig: Rig, num_bytes: int) -> None:

@@ -193,25 +193,27 @@ def test_blocks_without_neighbours_leave_as_they_are(tmp_path: Path) -> None:
     assert {line.writes for line in read_traces([trace]) if isinstance(line, PushTrace)} == {3 * 100}
 
 
-def test_where_one_lane_cannot_be_made_the_decode_ranks_with_one_hear_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_where_one_lane_cannot_be_made_the_decode_ranks_with_one_hear_it(
+    lacking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their engine asks for another attempt at once; to find it out by itself would take it seconds."""
-    eventfd, made = os.eventfd, list[int]()
+    eventfd, calls = os.eventfd, iter(range(9))
 
-    def only_one(*arguments: int) -> int:
-        if made:
+    def one_fails(*arguments: int) -> int:
+        if next(calls) == lacking:
             raise OSError(errno.EMFILE, "Too many open files")
-        made.append(eventfd(*arguments))
-        return made[0]
+        return eventfd(*arguments)
 
     with engines(2, PATIENT) as pair:
         pair.expect("a", 100)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "eventfd", only_one)
+            patch.setattr(os, "eventfd", one_fails)
             pair.push("a", range(1, 101), range(1, 101))
         lost: list[Lost] = []
 
         def hears() -> bool:
-            lost.extend(pair.decodes[0].worker.losses())
+            lost.extend(pair.decodes[1 - lacking].worker.losses())
             return bool(lost)
 
         assert until(hears, EDGE_S)

@@ -219,16 +219,18 @@ class PrefillWorker:
         return self._ranks_of[key]
 
     def _lanes_for(self, part: PushSlice) -> tuple[Lane, ...]:
-        """Those that could be made, up to the first that could not: this process has no descriptor or thread left. The
-        next request tries again; an exception would end the engine with all its requests."""
+        """Those that are there or could be made: this process may have no descriptor or thread left. The next request
+        tries again; an exception would end the engine with all its requests."""
         lanes: list[Lane] = []
-        try:
-            for rank in self._decode_ranks(part.target):
+        problem = ""
+        for rank in self._decode_ranks(part.target):
+            try:
                 lanes.append(self._lane(rank, part.target))
-        except (OSError, RuntimeError) as error:
-            cure = "raise the node's limits of processes and open files"
-            reason = f"prefill cannot start a lane to decode rank {rank}: {error}: {cure}"
-            log_failure(TransferFailure.LANE_FAILED, part.request_id, part.transfer_id, part.attempt, reason)
+            except (OSError, RuntimeError) as error:
+                cure = "raise the node's limits of processes and open files"
+                problem = problem or f"prefill cannot start a lane to decode rank {rank}: {error}: {cure}"
+        if problem:
+            log_failure(TransferFailure.LANE_FAILED, part.request_id, part.transfer_id, part.attempt, problem)
         return tuple(lanes)
 
     def _lane(self, decode_rank: int, target: PushTarget) -> Lane:

@@ -12,7 +12,6 @@ from typing import Final
 
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from pdcluster_protocol.access import AccessLine
 from pdcluster_router.core.apis.openai_errors import BUG, ApiError, no_engine
@@ -27,6 +26,8 @@ from pdcluster_router.http.reading import REFUSAL_STATE
 from pdcluster_router.telemetry.access_log import add_answer, end, word_of
 from pdcluster_router.telemetry.metrics import Outcome
 
+TAKEN_AT_ONCE_BYTES: Final = 64 << 10
+"""uvloop's high-water mark: so much is written without waiting for the client."""
 _PAGE_STATE: Final = "page"
 _UNLOGGED: Final = "/health"
 _UNREACHED: Final = no_engine("decode", "").code
@@ -75,7 +76,7 @@ class Page:
 
         A small answer takes none: nothing waits for its client.
         """
-        if num_bytes <= HIGH_WATER_LIMIT:
+        if num_bytes <= TAKEN_AT_ONCE_BYTES:
             return True
         share = RoomLimit.CLIENTS if num_bytes <= SMALL_BYTES else RoomLimit.CLIENTS_LARGE
         if not self._room.take(num_bytes, share, holder):

@@ -132,28 +132,36 @@ def test_the_page_of_the_connectors_settings_is_fresh_and_says_why() -> None:
 PREFIXED = replace(FLAGS, prefix="P__")
 
 
-def test_each_flag_has_a_variable_which_counts_before_one_of_its_own() -> None:
-    environ = {"P__WAIT": "7", "P__TO": "a,b", "P__PACE": "fast", "THE_PACE": "slow", "P__MOST_PORTS": "", "WAIT": "9"}
-    assert PREFIXED.told_by(environ) == {"wait_s": "7", "urls": ["a", "b"], "pace": "fast"}
+def test_each_flag_has_a_variable() -> None:
+    environ = {
+        "P__WAIT": "7",
+        "P__TO": "a , b,",
+        "P__PACE": "fast",
+        "THE_PACE": "slow",
+        "P__MOST_PORTS": "",
+        "WAIT": "9",
+    }
+    assert PREFIXED.told_by_prefix(environ) == {"wait_s": "7", "urls": ["a", "b"], "pace": "fast"}
 
 
 def test_without_a_prefix_only_named_variables_count() -> None:
-    assert FLAGS.told_by({"P__WAIT": "7", "THE_PACE": "fast"}) == {"pace": "fast"}
+    environ = {"P__WAIT": "7", "THE_PACE": "fast"}
+    assert (FLAGS.told_by(environ), FLAGS.told_by_prefix(environ)) == ({"pace": "fast"}, {})
 
 
 @pytest.mark.parametrize(
     ("variable", "cure"),
     [
-        ("P__WIAT", "did you mean P__WAIT?"),
-        ("P__URLS", "the flags are in --help"),
-        ("P__SECRET", "the flags are in --help"),
-        ("P__", "the flags are in --help"),
+        ("P__WIAT", ": did you mean P__WAIT?"),
+        ("P__URLS", ": the flags are in --help"),
+        ("P__SECRET", " here: THE_SECRET alone gives it"),
+        ("P__", ": the flags are in --help"),
     ],
 )
 def test_a_variable_with_the_prefix_that_is_no_settings_is_refused(variable: str, cure: str) -> None:
     with pytest.raises(ConfigError) as told:
-        PREFIXED.told_by({variable: "1"})
-    assert str(told.value) == f"{variable} is no setting: {cure}"
+        PREFIXED.told_by_prefix({variable: "1"})
+    assert str(told.value) == f"{variable} is no setting{cure}"
 
 
 def test_a_file_has_the_flags_names() -> None:
@@ -165,8 +173,12 @@ def test_a_file_has_the_flags_names() -> None:
     ("text", "said"),
     [
         ("wiat = 7", "wiat is no setting: did you mean wait?"),
-        ("secret = 7", "secret is no setting: the flags are in --help"),
-        ("[limits]\nwait = 7", "limits is no setting: the flags are in --help"),
+        ("secret = 7", "secret is no setting here: THE_SECRET alone gives it"),
+        ("[limits]\nwait = 7", "limits is no text, number or list of texts: "),
+        ("wait = true", "wait is no text, number or list of texts: "),
+        ("to = [['a']]", "to is no text, number or list of texts: "),
+        ("wait = " + "9" * 5000, "it is no TOML: a number or a list has no end: "),
+        ("wait = " + "[" * 100_000, "it is no TOML: "),
         ("--wait 7", "it is no TOML: "),
         ("wait = 7\nwait = 8", "it is no TOML: "),
     ],
@@ -174,3 +186,13 @@ def test_a_file_has_the_flags_names() -> None:
 def test_a_file_with_what_is_no_setting_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         FLAGS.told_in(text)
+
+
+def test_an_empty_text_in_a_file_is_none() -> None:
+    assert FLAGS.told_in("file = ''\nwait = 0") == {"wait_s": 0}
+
+
+def test_a_problem_names_what_gave_the_value() -> None:
+    error = {"loc": ("wait_s",), "type": "greater_than", "msg": "Input should be greater than 0", "input": 0}
+    assert FLAGS.problem(error) == "--wait is 0: it should be greater than 0"
+    assert FLAGS.problem(error, {"wait_s": "P__WAIT"}) == "P__WAIT is 0: it should be greater than 0"

@@ -12,6 +12,7 @@ from pdcluster_router.__main__ import main, parse_settings
 from pdcluster_router.setting_forms import Discovery
 from pdcluster_router.settings import FLAGS, SETTINGS_VARIABLE, VARIABLES_PREFIX
 
+IDLE = {"PDCLUSTER_ROUTER__IDLE_TIMEOUT": "0"}
 ENGINES = ["--prefill=http://p:1", "--decode=http://d:1"]
 
 
@@ -42,6 +43,33 @@ def test_a_routers_own_variable_counts_before_one_that_others_define() -> None:
     assert parse_settings(ENGINES, environ | ours).otlp_service_name == "ours"
 
 
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "ratio"),
+    [
+        ({}, 0.5),
+        ({"OTEL_TRACES_SAMPLER": "always_off"}, 0),
+        ({"OTEL_TRACES_SAMPLER": "always_off", "OTEL_TRACES_SAMPLER_ARG": "0.2"}, 0),
+        ({"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.2"}, 0.2),
+        ({"OTEL_TRACES_SAMPLER": "always_on", "PDCLUSTER_ROUTER__TRACE_SAMPLE_RATIO": "0.3"}, 0.3),
+        ({"OTEL_TRACES_SAMPLER": "jaeger_remote", "PDCLUSTER_ROUTER__TRACE_SAMPLE_RATIO": "0.3"}, 0.3),
+    ],
+)
+def test_variables_of_others_count_before_the_file_and_behind_the_routers_own(
+    environ: dict[str, str], ratio: float, file: Path
+) -> None:
+    file.write_text("trace-sample-ratio = 0.5")
+    assert parse_settings([*ENGINES, f"--settings={file}"], ENDPOINT | environ).trace_sample_ratio == ratio
+
+
+def test_with_the_files_endpoint_variables_of_others_count_too(file: Path) -> None:
+    file.write_text("otlp-endpoint = 'http://c:4318'")
+    assert parse_settings([*ENGINES, f"--settings={file}"], {"OTEL_SERVICE_NAME": "n"}).otlp_service_name == "n"
+    assert parse_settings(ENGINES, {"OTEL_SERVICE_NAME": "n"}).otlp_service_name == "pdcluster-router"
+
+
 def test_a_pod_may_be_told_by_variables_where_its_engines_are(tmp_path: Path) -> None:
     (tmp_path / "namespace").write_text("team")
     environ = {f"{VARIABLES_PREFIX}DISCOVERY": "kubernetes", f"{VARIABLES_PREFIX}CLUSTER": "c"}
@@ -58,7 +86,7 @@ def test_what_kubernetes_tells_of_a_service_is_no_setting() -> None:
     ("text", "said"),
     [
         ("idle-timeuot = 1", "idle-timeuot is no setting: did you mean idle-timeout?"),
-        ("engine-api-key = 'k'", "engine-api-key is no setting: "),
+        ("engine-api-key = 'k'", "engine-api-key is no setting here: VLLM_API_KEY alone gives it"),
         ("idle-timeout: 1", "it is no TOML: "),
         ("\udcff", "it is not text in UTF-8: name the file of settings"),
     ],
@@ -75,8 +103,16 @@ def test_a_file_that_is_not_there_and_a_value_that_is_out_of_bounds_are_told(fil
     with pytest.raises(ConfigError, match=r"^--settings /no/file: No such file or directory"):
         parse_settings(["--settings=/no/file"])
     file.write_text("idle-timeout = 0")
-    with pytest.raises(ConfigError, match=r"^--idle-timeout is 0: it should be greater than 0"):
-        parse_settings([*ENGINES, f"--settings={file}"])
+    for environ, source in (({}, f"--settings {file}: idle-timeout"), (IDLE, "PDCLUSTER_ROUTER__IDLE_TIMEOUT")):
+        with pytest.raises(ConfigError, match=f"^{re.escape(source)} is '?0'?: it should be greater than 0"):
+            parse_settings([*ENGINES, f"--settings={file}"], environ)
+    assert parse_settings([*ENGINES, f"--settings={file}", "--idle-timeout=1"], IDLE).idle_timeout_s == 1
+
+
+@pytest.mark.parametrize("path", ["", "/dev/null", "/"])
+def test_what_is_no_file_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--settings {path or 'is empty'}: name a file$"):
+        parse_settings([*ENGINES, f"--settings={path}"])
 
 
 def test_every_flag_has_a_variable_of_its_own() -> None:

@@ -59,7 +59,7 @@ def test_an_endpoint_that_no_connection_could_be_made_to_is_refused_at_start(url
     ],
 )
 def test_a_secret_in_a_url_that_is_written_otherwise_is_not_told(url: str) -> None:
-    with pytest.raises(ConfigError, match="--otlp-endpoint") as told:
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_ENDPOINT") as told:
         settings_of(OTEL_EXPORTER_OTLP_ENDPOINT=url)
     assert "sesame" not in str(told.value)
 
@@ -133,20 +133,19 @@ def test_pairs_are_url_encoded() -> None:
 
 
 BAD: Final = {
-    "OTEL_EXPORTER_OTLP_HEADERS": ("no pair", "OTEL_EXPORTER_OTLP_HEADERS"),
-    "OTEL_RESOURCE_ATTRIBUTES": ("no pair", "--otlp-resource"),
-    "OTEL_TRACES_SAMPLER_ARG": ("endpoint=http://jaeger", "--trace-sample-ratio"),
-    "OTEL_TRACES_SAMPLER": ("jaeger_remote", "OTEL_TRACES_SAMPLER"),
+    "OTEL_EXPORTER_OTLP_HEADERS": "no pair",
+    "OTEL_RESOURCE_ATTRIBUTES": "no pair",
+    "OTEL_TRACES_SAMPLER_ARG": "endpoint=http://jaeger",
+    "OTEL_TRACES_SAMPLER": "jaeger_remote",
 }
-"""A value that a router cannot use, and the name that its error has."""
+"""A value that a router cannot use."""
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_variable_of_a_cluster_stops_no_router_that_sends_no_spans(name: str) -> None:
-    value, told = BAD[name]
-    assert settings_of(**{name: value}).otlp_endpoint is None
-    with pytest.raises(ConfigError, match=told):
-        sending(**{name: value})
+    assert settings_of(**{name: BAD[name]}).otlp_endpoint is None
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        sending(**{name: BAD[name]})
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
 def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     """Prefill engines for a request that a decode engine of ``revision`` has, best first.
 
-    Engines that terminate come behind all others that answer: without them decode would have to compute the prompt of
-    this request. Those that are not ready any more come as in ``decode_tiers``.
+    Engines that terminate come behind those that answer and may be asked: without them decode would have to compute the
+    prompt of this request. Those that are not ready any more come as in ``decode_tiers``.
     """
     ours = [engine for engine in engines if engine.role is Role.PREFILL and engine.revision == revision]
     serving, once_ready = _serving(ours), _once_ready(ours)

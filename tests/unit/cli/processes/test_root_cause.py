@@ -108,22 +108,24 @@ def error(at: str, why: str) -> str:
 OLD, NEW = error("11-22 12:00:00", "old"), error("11-22 16:00:00", "new")
 
 
-@pytest.mark.parametrize(
-    ("log", "cause"),
-    {
-        "two errors": (OLD + NEW, "ValueError: new"),
-        "an echo behind it": (OLD + NEW + error("11-22 16:00:59", "an echo"), "ValueError: new"),
-        "noise of the interpreter behind it": (
-            OLD + NEW + "Exception ignored in: <function f>\n" + traceback("", "AttributeError: noise"),
-            "ValueError: new",
-        ),
-        "one without a time": (OLD + line("11-22 16:00:00") + traceback("", "ValueError: new"), "ValueError: new"),
-        "survived for hours": (OLD + line("11-22 16:05:00"), None),
-        "no times": (traceback("", "ValueError: the only one"), "ValueError: the only one"),
-        "times that are none": (error("13-45 99:99:99", "new"), "ValueError: new"),
-        "a new year": (error("12-31 23:59:59", "old") + error("01-01 00:00:01", "new"), "ValueError: new"),
-        "no log": ("", None),
-    }.values(),
-)
-def test_a_process_that_has_served_has_survived_all_errors_but_the_last(log: str, cause: str | None) -> None:
+SURVIVED = {
+    "two errors": (OLD + NEW, "ValueError: new"),
+    "an echo behind it": (OLD + NEW + error("11-22 16:00:59", "an echo"), "ValueError: new"),
+    "noise of the interpreter behind it": (
+        OLD + NEW + "Exception ignored in: <function f>\n" + traceback("", "AttributeError: noise"),
+        "ValueError: new",
+    ),
+    "one without a time": (OLD + line("11-22 16:00:00") + traceback("", "ValueError: new"), "ValueError: new"),
+    "survived for hours": (OLD + line("11-22 16:05:00"), None),
+    "no times": (traceback("", "ValueError: the only one"), "ValueError: the only one"),
+    "times that are none": (error("13-45 99:99:99", "new"), "ValueError: new"),
+    "a new year": (error("12-31 23:59:59", "old") + error("01-01 00:00:01", "new"), "ValueError: new"),
+    "told again without a time": (OLD + NEW + traceback("", "RuntimeError: Executor failed."), "ValueError: new"),
+    "no log": ("", None),
+}
+
+
+@pytest.mark.parametrize("case", SURVIVED)
+def test_a_process_that_has_served_has_survived_all_errors_but_the_last(case: str) -> None:
+    log, cause = SURVIVED[case]
     assert last_cause(log) == cause

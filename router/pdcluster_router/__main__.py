@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -32,7 +33,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = parse_settings(argv, os.environ)
         start_logging(settings.log_format)
-        run(settings, load_secret(os.environ, host=settings.host))
+        reread = partial(parse_settings, argv, os.environ) if _names_file(argv, os.environ) else None
+        run(settings, load_secret(os.environ, host=settings.host), reread)
     except ConfigError as error:
         print(f"pdcluster router: {error}", file=sys.stderr)
         return 2
@@ -63,6 +65,11 @@ def parse_settings(
     sources |= {name: FLAGS.variables[name] for name in theirs} | {name: FLAGS.variable_of(name) for name in ours}
     sources = {name: source for name, source in sources.items() if name not in given}
     return build_settings(sources, **{**_told_by_pod(told, environ, service_account), **told})
+
+
+def _names_file(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether there is a file of settings, which may be another one later."""
+    return bool(_parser().parse_args(argv).settings or environ.get(SETTINGS_VARIABLE))
 
 
 def _read_settings(path: str) -> dict[str, object]:

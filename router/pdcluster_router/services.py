@@ -98,7 +98,6 @@ class Services:
     """Shared by all requests of one router. Event loop only; call ``close`` at the end."""
 
     def __init__(self, settings: Settings, secret: Secret) -> None:
-        limits = PoolLimits(settings.max_engine_connections, settings.connect_timeout_s, settings.engine_idle_s)
         self.settings = settings
         self.secret = secret
         self.dialect = _dialect_of(settings, secret)
@@ -125,16 +124,21 @@ class Services:
         self.trust = EngineTrust(settings, self.handshakes, self.failures)
         self._pool_listeners: list[Callable[[], None]] = []
         self.roster = Roster(
-            limits, POLICIES[settings.policy], self._pool_changed, self.metrics.ejected, self.now, self.trust
+            _pool_limits_in(settings),
+            POLICIES[settings.policy],
+            self._pool_changed,
+            self.metrics.ejected,
+            self.now,
+            self.trust,
         )
         self.engines = self.roster.engines
-        self.terms = Terms(
-            self.roster.place_decode, self.roster.place_prefill, self.dialect.retries(_retries_in(settings))
-        )
+        self.terms = self._terms_in(settings)
         """The terms of a client's request that any engine may serve."""
-        refuses = settings.unknown_models is UnknownModels.REFUSE
         self.model_terms = ModelTerms(
-            self.roster, self.terms, refuses_unknown=refuses, aliases=settings.models_by_alias
+            self.roster,
+            self.terms,
+            refuses_unknown=settings.unknown_models is UnknownModels.REFUSE,
+            aliases=settings.models_by_alias,
         )
         self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: Kubernetes is not asked."""
@@ -143,6 +147,29 @@ class Services:
         self._add_gauges()
         if settings.discovery is Discovery.STATIC:
             self.roster.update(_named_in(settings))
+
+    def follow(self, settings: Settings) -> None:
+        """``settings`` hold from now on, for new requests; engines that are not named any more finish what they have.
+        The gate follows by itself."""
+        self.settings = settings
+        self.dialect = _dialect_of(settings, self.secret)
+        self.roster.limit(_pool_limits_in(settings))
+        self.terms = self._terms_in(settings)
+        self.model_terms.follow(
+            self.terms,
+            refuses_unknown=settings.unknown_models is UnknownModels.REFUSE,
+            aliases=settings.models_by_alias,
+        )
+        if self.engine_file is not None:
+            self.engine_file.settings = settings
+        if self.roster.policy is not (policy := POLICIES[settings.policy]):
+            self.roster.use(policy)
+        if settings.discovery is Discovery.STATIC:
+            self.roster.update(_named_in(settings))
+
+    def _terms_in(self, settings: Settings) -> Terms:
+        roster = self.roster
+        return Terms(roster.place_decode, roster.place_prefill, self.dialect.retries(_retries_in(settings)))
 
     def _add_gauges(self) -> None:
         """The metrics look here when they are asked."""
@@ -245,6 +272,10 @@ def _dialect_of(settings: Settings, secret: Secret) -> Dialect:
     if settings.engine_dialect is EngineDialect.VLLM_ASCEND:
         return VllmAscendDialect(settings.prefill_timeout_s)
     return PdclusterDialect(secret)
+
+
+def _pool_limits_in(settings: Settings) -> PoolLimits:
+    return PoolLimits(settings.max_engine_connections, settings.connect_timeout_s, settings.engine_idle_s)
 
 
 def _admission_of(settings: Settings) -> Admission[Any]:

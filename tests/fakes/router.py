@@ -20,7 +20,8 @@ from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server import RouterServer, listen
 from pdcluster_router.front.server_protocol import RouterProtocol
-from pdcluster_router.settings import build_settings
+from pdcluster_router.front.setting_changes import SettingReader
+from pdcluster_router.settings import Settings, build_settings
 from pdcluster_router.telemetry import line_file
 
 PROMPT = {"model": "m", "prompt": "once upon a time"}
@@ -200,18 +201,24 @@ async def running_rig(
 
 
 @asynccontextmanager
-async def running_server(**settings: Any) -> AsyncIterator[tuple[RouterServer, str]]:
-    """A router and its URL; at the end nothing of it is left, and all its lines are in their files."""
+async def running_server(
+    reread: Callable[[], Settings] | None = None, /, **settings: Any
+) -> AsyncIterator[tuple[RouterServer, str]]:
+    """A router and its URL; at the end nothing of it is left, and all its lines are in their files. ``reread``: what it
+    is told when it is to read its settings anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(line_file, "_CLOSE_S", PATIENCE_S)
-        async with _server(settings) as server:
+        async with _server(settings, reread) as server:
             yield server
 
 
 @asynccontextmanager
-async def _server(settings: Mapping[str, Any]) -> AsyncIterator[tuple[RouterServer, str]]:
-    sockets, checked = listen(build_settings(**{**PATIENT, **settings}))
-    server = RouterServer(checked, SECRET)
+async def _server(
+    settings: Mapping[str, Any], reread: Callable[[], Settings] | None
+) -> AsyncIterator[tuple[RouterServer, str]]:
+    told = build_settings(**{**PATIENT, **settings})
+    sockets, checked = listen(told)
+    server = RouterServer(checked, SECRET, None if reread is None else SettingReader(told, reread))
     await server.start(sockets)
     try:
         yield server, f"http{'' if checked.tls_cert is None else 's'}://127.0.0.1:{checked.port}"

@@ -22,6 +22,8 @@ class History(RuleBasedStateMachine):
         self.now = 0.0
         self.gate: Admission[int] = Admission(engine_tokens=LIMIT, max_queued=50, queue_s=1000.0)
         self.came_at: dict[int, float] = {}
+        self.limit = self.most = LIMIT
+        self.tokens: dict[int, int] = {}
         self.shares: dict[int, int] = {}
         self.running: dict[int, float] = {}
         self.order: list[int] = []
@@ -32,12 +34,19 @@ class History(RuleBasedStateMachine):
         for _ in range(number):
             self.num_came += 1
             guest, share = self.num_came, self.gate.share_of(num_tokens)
-            self.shares[guest] = share
+            self.tokens[guest], self.shares[guest] = num_tokens, share
             self.came_at[guest] = self.now
             if self.gate.enter(share):
                 self.running[guest] = self.now + WORK_S
             elif self.gate.queue(guest, share, now=self.now, deadline=1e9) is not None:
                 self.order.append(guest)
+        self.admit()
+
+    @rule(limit=st.sampled_from([40, LIMIT, 400]))
+    def other_limits_are_set(self, limit: int) -> None:
+        self.limit, self.most = limit, max(self.most, limit)
+        self.gate.limit(engine_tokens=limit, max_queued=50, queue_s=1000.0, tokens_of=self.tokens.__getitem__)
+        self.shares |= {guest: self.gate.share_of(self.tokens[guest]) for guest in self.order}
         self.admit()
 
     @rule(index=st.integers(0, 50))
@@ -63,10 +72,11 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def holds(self) -> None:
-        assert self.gate.backlog_tokens == sum(self.shares[guest] for guest in self.running) <= LIMIT
+        assert self.gate.backlog_tokens == sum(self.shares[guest] for guest in self.running) <= self.most
         assert self.gate.num_queued == len(self.order)
         if self.order:
             assert self.running, "nobody waits for nothing"
+            assert all(self.shares[guest] <= self.limit // 4 for guest in self.order)
 
     def teardown(self) -> None:
         """Who is the head has room within its time to be passed and one prefill's length, however many come."""

@@ -45,7 +45,8 @@ class EngineFile:
         self.watch = FileWatch("engines", [settings.engines_file], settings.engines_file_interval_s, self._read)
         self.reason = ""
         """Why the file as it is now cannot be used; empty: it is in use."""
-        self._settings = settings
+        self.settings = settings
+        """Those that hold now."""
         self._roster = roster
         self._count_failure = count_failure
         self._named = read_engines(settings)
@@ -67,14 +68,14 @@ class EngineFile:
     def _read(self) -> None:
         """Raises: ConfigError: The file cannot be used; the engines stay."""
         try:
-            members = read_engines(self._settings)
+            members = read_engines(self.settings)
         except ConfigError as error:
             self.reason = scrub(str(error))
             self._count_failure()
             raise
         self.reason = ""
         logger.info("engines file read engines=%d", len(members))
-        until = asyncio.get_running_loop().time() + self._settings.first_byte_timeout_s
+        until = asyncio.get_running_loop().time() + self.settings.first_byte_timeout_s
         still = last_prefills(self._finishing, members)
         self._finishing = {member: self._finishing[member] for member in still}
         self._finishing |= dict.fromkeys(last_prefills(self._named, members), until)

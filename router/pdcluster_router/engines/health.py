@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from pdcluster_protocol.errors import Unavailable
@@ -53,8 +54,11 @@ def _may_get_work(engine: Engine) -> bool:
 class Probes:
     """One task for each engine that is worth asking, within the application's task group. Event loop only."""
 
-    def __init__(self, tasks: asyncio.TaskGroup, roster: Roster, settings: Settings, engine_line: bytes = b"") -> None:
-        """``engine_line``: the header line with the engines' key; empty when they want none."""
+    def __init__(
+        self, tasks: asyncio.TaskGroup, roster: Roster, settings: Callable[[], Settings], engine_line: bytes = b""
+    ) -> None:
+        """``settings``: returns those that hold now. ``engine_line``: the header line with the engines' key; empty when
+        they want none."""
         self._engine_line = engine_line
         self._tasks = tasks
         self._roster = roster
@@ -62,9 +66,8 @@ class Probes:
         self._probing: dict[Engine, asyncio.Task[None]] = {}
         self._firsts: dict[Engine, asyncio.Event] = {}
         """One for each engine in ``_probing``: set when its first probe is over."""
-        self._aliases = settings.models_by_alias
-        self._hiding: set[str] = set()
-        """The aliases that an engine's own model was seen to have as its name."""
+        self._hiding: set[tuple[str, str]] = set()
+        """The aliases, with the model of each, that an engine's own model was seen to have as its name."""
 
     def follow(self) -> None:
         """Begins to probe engines that came, and stops for those that went. Call it when the pool has changed."""
@@ -89,9 +92,9 @@ class Probes:
     async def _watch(self, engine: Engine) -> None:
         """Probes one engine until it is cancelled. One task owns this."""
         first = self._firsts[engine]
-        timeout_s, interval_s = self._settings.probe_timeout_s, self._settings.probe_interval_s
         num_probes, num_unknown = 0, 0
         while True:
+            timeout_s, interval_s = self._settings().probe_timeout_s, self._settings().probe_interval_s
             sign = await engine.probe(timeout_s=timeout_s)
             num_probes += 1
             is_known = engine.listing is not None and num_unknown == self._roster.num_unknown
@@ -118,7 +121,7 @@ class Probes:
             self._tell_namesakes(engine)
 
     async def _listing_of(self, engine: Engine) -> ReadList:
-        timeout_s = self._settings.probe_timeout_s
+        timeout_s = self._settings().probe_timeout_s
         try:
             answer = await engine.fetch("/v1/models", timeout_s=timeout_s, headers=self._engine_line)
         except Unavailable:
@@ -127,7 +130,9 @@ class Probes:
 
     def _tell_namesakes(self, engine: Engine) -> None:
         """Logs each alias that hides a model of the engine's own, once."""
-        for alias in namesakes(self._aliases.keys() - self._hiding, [engine]):
-            self._hiding.add(alias)
-            told = "alias hides a model alias=%s alias_of=%s engine=%s: clients that ask for it get alias_of"
-            logger.warning(told, alias, self._aliases[alias], engine.name)
+        aliases = self._settings().models_by_alias
+        for alias in namesakes(aliases, [engine]):
+            if (alias, aliases[alias]) not in self._hiding:
+                self._hiding.add((alias, aliases[alias]))
+                told = "alias hides a model alias=%s alias_of=%s engine=%s: clients that ask for it get alias_of"
+                logger.warning(told, alias, aliases[alias], engine.name)

@@ -57,6 +57,11 @@ class ModelTerms:
         self._terms = terms
         self._refuses_unknown = refuses_unknown
 
+    def follow(self, terms: Terms, *, refuses_unknown: bool, aliases: Mapping[str, str]) -> None:
+        """These hold from now on, as for a new one."""
+        self._terms, self._refuses_unknown, self.aliases = terms, refuses_unknown, aliases
+        self.forget()
+
     def forget(self) -> None:
         """Call it when an engine comes, changes or goes."""
         self.known.clear()

@@ -43,6 +43,10 @@ class Models:
         self._renamed: tuple[Fetched, Fetched] | None = None
         """The answer to which aliases were added last, and the one with them."""
 
+    def follow(self, aliases: Mapping[str, str]) -> None:
+        """``aliases`` hold from now on: the model of each."""
+        self._aliases, self._renamed = aliases, None
+
     async def read(self, line: bytes) -> Fetched:
         """An engine's answer; where engines list different models, one answer made of theirs. Aliases are added.
         ``line``: the header with a key, which the engine may want; empty for none.

@@ -149,6 +149,12 @@ class Roster:
             self.whole = self.whole.renewed(_Heirs(self, then).of)
         self.refresh()
 
+    def limit(self, limits: PoolLimits) -> None:
+        """``limits`` hold from now on for the connections to each engine."""
+        self._limits = limits
+        for engine in self.all_engines():
+            engine.pool.limits = limits
+
     def use(self, policy: Policy) -> None:
         """``policy`` chooses from now on."""
         self.policy = policy

@@ -254,7 +254,7 @@ def _lifespan(
 async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[None]:
     """Watches engines, their EndpointSlices, and the files of keys, certificates and engines until the context ends."""
     services = router.services
-    probes = Probes(tasks, services.roster, services.settings, router.access.engine_line)
+    probes = Probes(tasks, services.roster, lambda: services.settings, router.access.engine_line)
     services.on_pool_change(probes.follow)
     probes.follow()
     watching = [tasks.create_task(watch.run(), name="router: files") for watch in router.watches]

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -33,7 +31,6 @@ from pdcluster_router.core.apis.trace_context import TRACE_HEADER, remains_of, t
 from pdcluster_router.core.clients.api_keys import KEY_HEADERS
 from pdcluster_router.core.clients.client_address import ClientAddresses
 from pdcluster_router.core.clients.room import Room
-from pdcluster_router.core.requests.pairing import Timeouts
 from pdcluster_router.engines.engine_file import EngineFile
 from pdcluster_router.engines.models import Models
 from pdcluster_router.engines.roster import Terms
@@ -43,6 +40,7 @@ from pdcluster_router.front.access import Access
 from pdcluster_router.front.callers import Callers, places_for
 from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
 from pdcluster_router.front.clients import Clients, default_max_connections
+from pdcluster_router.front.timeouts import TIMEOUT_HEADER, shortened, timeouts_in
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.http.cycle_ends import ClientConnection
 from pdcluster_router.http.keep_alives import KeepAlives
@@ -70,7 +68,6 @@ _READ_BYTES: Final = 256 << 10
 METASERVER: Final = METASERVER_PATH.encode()
 INTERNAL_PATHS: Final = frozenset((METASERVER,))
 
-_TIMEOUT_HEADER: Final = b"x-request-timeout"
 _NOT_FORWARDED: Final = frozenset(
     (
         *KEY_HEADERS,  # ``Access`` chooses the key that engines get.
@@ -88,7 +85,7 @@ _NOT_FORWARDED: Final = frozenset(
         b"transfer-encoding",
         b"upgrade",
         ID_HEADER,
-        _TIMEOUT_HEADER,
+        TIMEOUT_HEADER,
     )
 )
 _UNSAMPLED: Final = Sampled(None, _NOT_FORWARDED)
@@ -103,7 +100,7 @@ class Router:
         self.access = Access(settings)
         self.gate = Gate(self.services, self._start, self.access.flow_of)
         self.access.on_change = self.gate.follow_keys
-        self.addresses = ClientAddresses(map(parse_network, settings.trusted_proxies), settings.forwarded_header)
+        self.addresses = _addresses_in(settings)
         self.certificate = certificate_of(settings)
         """None: the client port is plain."""
         self.internal_certificate = internal_certificate_of(settings)
@@ -138,8 +135,7 @@ class Router:
         """None: this router makes no spans."""
         self._on_refused = partial(keep_refused, self.services)
         self._rows = Rows(self._take, asyncio.get_running_loop().call_soon)
-        self._stream_timeouts = _timeouts_in(settings, settings.first_byte_timeout_s)
-        self._plain_timeouts = _timeouts_in(settings, settings.whole_answer_timeout_s)
+        self._stream_timeouts, self._plain_timeouts = timeouts_in(settings)
 
     def dispatch(self, cycle: HotCycle) -> None:
         """Takes a request that has arrived whole, at its turn on its connection.
@@ -209,6 +205,19 @@ class Router:
     def max_body_bytes(self, *, is_internal: bool) -> int:
         """How large a body on the hot paths of this port may be."""
         return self.settings.max_reservation_bytes if is_internal else self.settings.max_body_bytes
+
+    def follow(self, settings: Settings) -> None:
+        """``settings`` hold from now on, for new requests. Only those of ``TAKEN`` may be others than before."""
+        self.settings = settings
+        self.services.follow(settings)
+        self.gate.follow_settings()
+        self.addresses = _addresses_in(settings)
+        self.models.follow(settings.models_by_alias)
+        self.room.max_bytes = settings.max_buffered_bytes
+        self.keep_alives.follow(settings.keep_alive_s)
+        if self._sampling is not None:
+            self._sampling = Sampling(settings.trace_sample_ratio, _NOT_FORWARDED)
+        self._stream_timeouts, self._plain_timeouts = timeouts_in(settings)
 
     def drain(self) -> None:
         """The router takes no new requests, and refuses those that wait. Running requests go on."""
@@ -311,8 +320,8 @@ class Router:
         if terms.engines_name:
             body = body.for_model(terms.engines_name)
         timeouts = self._stream_timeouts if body.is_stream else self._plain_timeouts
-        if _TIMEOUT_HEADER in fields:
-            timeouts = _shortened(timeouts, _seconds(fields[_TIMEOUT_HEADER]))
+        if TIMEOUT_HEADER in fields:
+            timeouts = shortened(timeouts, fields[TIMEOUT_HEADER])
         return ClientRequest(
             path=cycle.path,
             headers=lines,
@@ -348,6 +357,10 @@ class Router:
         raise RefusedRequest(admitted)
 
 
+def _addresses_in(settings: Settings) -> ClientAddresses:
+    return ClientAddresses(map(parse_network, settings.trusted_proxies), settings.forwarded_header)
+
+
 def _watches_of(*owners: Access | Certificate | EngineTrust | EngineFile | None) -> list[FileWatch]:
     return [owner.watch for owner in owners if owner is not None and owner.watch is not None]
 
@@ -361,30 +374,3 @@ def _access_log_of(settings: Settings, services: Services) -> AccessLog | None:
     if settings.access_log is None:
         return None
     return AccessLog(settings.access_log, services.metrics.access_log_lost.inc, asyncio.get_running_loop())
-
-
-def _timeouts_in(settings: Settings, first_byte_s: float) -> Timeouts:
-    return Timeouts(
-        settings.request_timeout_s,
-        settings.prefill_timeout_s,
-        settings.reservation_timeout_s,
-        transfer_s=settings.first_byte_timeout_s,
-        first_byte_s=first_byte_s,
-        idle_s=settings.idle_timeout_s,
-        gone_s=settings.engine_gone_s,
-    )
-
-
-def _shortened(usual: Timeouts, seconds: float) -> Timeouts:
-    return replace(usual, request_s=seconds if usual.request_s is None else min(usual.request_s, seconds))
-
-
-def _seconds(value: bytes) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        text = value.decode("latin-1")
-        raise RefusedRequest(bad_request(f"X-Request-Timeout is {text!r}: give seconds above 0", "invalid_timeout"))
-    return seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import resource
 import signal
 import socket
@@ -36,6 +37,7 @@ from pdcluster_router.front.certificates import Certificate, certificate_of, int
 from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
+from pdcluster_router.front.setting_changes import SettingReader
 from pdcluster_router.http.cycle import JSON
 from pdcluster_router.http.handshakes import Counting, TlsPort
 from pdcluster_router.http.prefaces import PrefacedConnection, PrefacePort
@@ -46,6 +48,8 @@ from pdcluster_router.telemetry.access_log import FLAG
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.line_file import LineFile
 from pdcluster_router.telemetry.trace import TraceFile
+
+logger = logging.getLogger(__name__)
 
 NewProtocol: TypeAlias = Callable[[Preface | None], asyncio.Protocol]
 """Makes the protocol of one connection from its PROXY header; None: the port requires no header."""
@@ -61,9 +65,11 @@ class RouterServer(uvicorn.Server):
     While the router drains, its ports stay open: decode engines must reach the metaserver for requests that run.
     """
 
-    def __init__(self, settings: Settings, secret: Secret) -> None:
+    def __init__(self, settings: Settings, secret: Secret, reader: SettingReader | None = None) -> None:
+        """``reader``: of the settings, which SIGHUP has read anew; None: they stay."""
         super().__init__(_uvicorn_config(settings, secret))
         self._settings = settings
+        self._reader = reader
 
     @property
     def router(self) -> Router:
@@ -155,7 +161,7 @@ class RouterServer(uvicorn.Server):
     def _preface_port(self, router: Router, new: NewProtocol) -> PrefacePort:
         failures = router.services.failures
         return PrefacePort(
-            trusts=router.addresses.trusts,
+            trusts=lambda host: router.addresses.trusts(host),
             new_protocol=new,
             waiting=self.server_state.connections,
             clients=router.clients,
@@ -184,7 +190,7 @@ class RouterServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handles uvicorn's signals, and SIGHUP: it reads its files anew, or ends a router without any."""
-        if not _reads_files(self._settings):
+        if self._reader is None and not _reads_files(self._settings):
             with super().capture_signals():
                 yield
             return
@@ -197,13 +203,29 @@ class RouterServer(uvicorn.Server):
             loop.remove_signal_handler(signal.SIGHUP)
 
     def _reload(self) -> None:
-        if self.started:
-            for watch in self.router.watches:
-                watch.reload()
+        if not self.started:
+            return
+        if self._reader is not None:
+            self._follow_settings(self._reader)
+        for watch in self.router.watches:
+            watch.reload()
+
+    def _follow_settings(self, reader: SettingReader) -> None:
+        """Reads the settings anew. If they cannot be used, the old ones stay, and the log says why."""
+        try:
+            changes = reader.read(self.router.settings)
+        except ConfigError as error:
+            logger.warning("settings not changed reason=%s", error)
+            return
+        if changes.taken:
+            self.router.follow(changes.running)
+        logger.info("settings read anew changed=%s", ",".join(changes.taken))
+        if changes.left:
+            logger.warning("settings that need a restart have changed settings=%s", ",".join(changes.left))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.router.drain()
-        await self.router.wait_until_idle(self._settings.drain_timeout_s, lambda: self.force_exit)
+        await self.router.wait_until_idle(self.router.settings.drain_timeout_s, lambda: self.force_exit)
         await super().shutdown(sockets=sockets)
         if self.force_exit:  # else uvicorn skips the end of the lifespan, and logs a traceback of its task
             await self.lifespan.shutdown()
@@ -240,8 +262,8 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     return bound
 
 
-def run(settings: Settings, secret: Secret) -> None:
-    """Serve until SIGTERM or SIGINT.
+def run(settings: Settings, secret: Secret, reread: Callable[[], Settings] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. ``reread``: reads the settings anew on SIGHUP; None: they stay.
 
     Raises:
         ConfigError: A port is taken, or a file cannot be used.
@@ -257,9 +279,10 @@ def run(settings: Settings, secret: Secret) -> None:
     check_engine_files(settings)
     if settings.engines_file is not None:
         read_engines(settings)
-    if _reads_files(settings):
+    if reread is not None or _reads_files(settings):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: the files are read later.
     _raise_open_file_limit()
+    reader = None if reread is None else SettingReader(settings, reread)
     sockets, settings = listen(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "http" if settings.tls_cert is None else "https"
@@ -268,7 +291,7 @@ def run(settings: Settings, secret: Secret) -> None:
     print(f"engines, operator and monitoring on {scheme}://{host}:{settings.internal_port}", flush=True)
     for warning in warnings_of(settings, secret):
         print(warning, flush=True)
-    server = RouterServer(settings, secret)
+    server = RouterServer(settings, secret, reader)
     gc.collect()
     gc.freeze()  # The collector skips all objects made so far: modules and FastAPI would stop the loop for 50 ms.
     server.run(sockets=sockets)

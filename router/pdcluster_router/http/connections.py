@@ -57,7 +57,7 @@ class ConnectionPool:
         self._host = host
         self._port = port
         self._door = door
-        self._limits = limits
+        self.limits = limits
         self._all_idle = all_idle
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Connection, None] = {}
@@ -81,8 +81,8 @@ class ConnectionPool:
         call = Call(sink)
         if is_exempt:
             self._exempt = [*self._busy_exempt(), call]
-        elif len(self._all) + len(self._connecting) >= self._limits.max_connections and self._is_full():
-            reason = f"all {self._limits.max_connections} connections are in use"
+        elif len(self._all) + len(self._connecting) >= self.limits.max_connections and self._is_full():
+            reason = f"all {self.limits.max_connections} connections are in use"
             self._loop.call_soon(call.fail, ResponseLost(reason, is_unsent=True, is_ours=True))
             return call
         idle = None if fresh else self._take_idle()
@@ -125,7 +125,7 @@ class ConnectionPool:
 
     def _is_full(self) -> bool:
         """Whether requests hold all connections that they may. A connection that a probe holds does not count."""
-        most = self._limits.max_connections
+        most = self.limits.max_connections
         return self.num_busy >= most and self.num_busy - len(self._busy_exempt()) >= most
 
     def _busy_exempt(self) -> list[Call]:
@@ -133,7 +133,7 @@ class ConnectionPool:
         return [call for call in self._exempt if call.connection is not None or call in self._connecting]
 
     def _take_idle(self) -> Connection | None:
-        oldest = self._loop.time() - self._limits.idle_s
+        oldest = self._loop.time() - self.limits.idle_s
         while self._idle:
             connection, _ = self._idle.popitem()
             self._all_idle.by_age.pop(connection, None)  # ``close_oldest`` may have closed it.
@@ -150,13 +150,13 @@ class ConnectionPool:
         call.connecting(task.cancel)
 
     async def _connect_and_send(self, request: Request, call: Call) -> None:
-        deadline = self._loop.time() + self._limits.connect_timeout_s
+        deadline = self._loop.time() + self.limits.connect_timeout_s
         try:
             connection = await self._open_with_patience(deadline)
         except NoAgreementError as error:
             call.fail(ResponseLost(error.reason, is_unsent=True, is_untrusted=not error.is_silent))
         except TimeoutError:
-            call.fail(ResponseLost(f"no connection within {self._limits.connect_timeout_s:g} s", is_unsent=True))
+            call.fail(ResponseLost(f"no connection within {self.limits.connect_timeout_s:g} s", is_unsent=True))
         except OSError as error:
             is_ours = error.errno in _OUR_LIMITS
             reason = f"cannot connect: {error.strerror or error}"
@@ -174,7 +174,7 @@ class ConnectionPool:
     async def _open_with_patience(self, deadline: float) -> Connection:
         """A new connection. Without a free descriptor each try closes an idle connection, for half a second at most.
         Raises OSError: none can be made; TimeoutError: none by ``deadline``; NoAgreementError: no agreement on TLS."""
-        patient_until = self._loop.time() + min(_DESCRIPTOR_WAIT_S, self._limits.connect_timeout_s / 2)
+        patient_until = self._loop.time() + min(_DESCRIPTOR_WAIT_S, self.limits.connect_timeout_s / 2)
         while True:
             try:
                 return await self._open(deadline)
@@ -192,7 +192,7 @@ class ConnectionPool:
             async with asyncio.timeout_at(deadline):
                 await self._loop.create_connection(lambda: wire, self._host, self._port)
             if isinstance(wire, EngineTls):
-                await wire.agree(self._limits.connect_timeout_s, deadline)
+                await wire.agree(self.limits.connect_timeout_s, deadline)
             is_open = True
         finally:
             # We may be cancelled after the connection was made, and before this task was told.

@@ -37,12 +37,25 @@ class KeepAlives:
         """``keep_alive_s``: 0 for no comments at all. ``now``: monotonic seconds."""
         self.num_comments = 0
         """Comments that were written."""
-        self._look_s = max(MIN_TICK_S, keep_alive_s / LOOKS) if keep_alive_s else 0.0
+        self._look_s = _look_s(keep_alive_s)
         self._now = now
         self._call_later = call_later
         self._streams: OrderedDict[HotCycle, _Watched] = OrderedDict()
         """In the order of their next looks."""
         self._timer: asyncio.TimerHandle | None = None
+
+    def follow(self, keep_alive_s: float) -> None:
+        """``keep_alive_s`` holds from now on, also for the streams that are watched; without comments none is."""
+        self._look_s = _look_s(keep_alive_s)
+        self.close()
+        if not self._look_s:
+            self._streams.clear()
+            return
+        latest = self._now() + self._look_s
+        for watched in self._streams.values():
+            watched.look_at = min(watched.look_at, latest)
+        if self._streams:
+            self._look()
 
     def watch(self, cycle: HotCycle) -> None:
         """Watches the stream that the client of ``cycle`` has just asked for."""
@@ -77,6 +90,11 @@ class KeepAlives:
         if first is not None:
             rest_s = MIN_TICK_S if num_left else 0.0
             self._timer = self._call_later(max(rest_s, first[1].look_at - now), self._look)
+
+
+def _look_s(keep_alive_s: float) -> float:
+    """Seconds between two looks at a stream; 0: there are none."""
+    return max(MIN_TICK_S, keep_alive_s / LOOKS) if keep_alive_s else 0.0
 
 
 class _Watched(Silence):

@@ -79,6 +79,18 @@ class Gate:
             admission.follow(self._flow_of, now=now)
         self._services.make_room()
 
+    def follow_settings(self) -> None:
+        """The settings have changed. Requests that wait keep their longest wait."""
+        settings = self._services.settings
+        for admission in self._admissions.values():
+            admission.limit(
+                engine_tokens=settings.max_prefill_backlog_tokens,
+                max_queued=settings.max_queued_requests,
+                queue_s=settings.queue_timeout_s,
+                tokens_of=lambda waiting: waiting.request.body.estimated_prompt_tokens,
+            )
+        self._services.make_room()
+
     def drain(self) -> None:
         """Refuses all requests that wait."""
         if self._timer is not None:

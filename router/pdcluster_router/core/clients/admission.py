@@ -22,7 +22,7 @@ Counts tokens, as the router estimates them; knows no request, no engine and no 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final, Generic
 
@@ -57,6 +57,7 @@ class Admission(Generic[Waiter]):
         """``engine_tokens``: backlog for each usable engine; ``queue_s``: the longest wait in the queue, seconds."""
         self.backlog_tokens = 0
         """The shares, in tokens, of all requests that have entered and whose prefill has not ended."""
+        self._num_engines = 1
         self._engine_tokens = engine_tokens
         self._most_tokens = max(1, engine_tokens // _MOST_OF_LIMIT)
         self._limit_tokens = engine_tokens
@@ -81,7 +82,19 @@ class Admission(Generic[Waiter]):
     def set_engines(self, num_usable: int) -> None:
         """Sets the limit for so many engines. Without any it is the limit of one: probes may be wrong, so requests
         try."""
-        self._limit_tokens = max(1, num_usable) * self._engine_tokens
+        self._num_engines = max(1, num_usable)
+        self._limit_tokens = self._num_engines * self._engine_tokens
+
+    def limit(self, *, engine_tokens: int, max_queued: int, queue_s: float, tokens_of: Callable[[Waiter], int]) -> None:
+        """Sets other limits, as for a new one. Waiting requests stay, and have the shares that new ones would have.
+        Call ``admit`` soon. ``tokens_of``: the tokens of a request that waits, of which it has a share.
+        """
+        self._engine_tokens, self._max_queued, self._queue_s = engine_tokens, max_queued, queue_s
+        self._most_tokens = max(1, engine_tokens // _MOST_OF_LIMIT)
+        self._limit_tokens = self._num_engines * engine_tokens
+        self._turns.turn_s = queue_s / _TURN_OF_QUEUE
+        for waiter, place in self._queue.items():
+            self._queue[waiter] = replace(place, num_tokens=self.share_of(tokens_of(waiter)))
 
     def share_of(self, num_tokens: int) -> int:
         """The share of a request with so many tokens to prefill: at least 1, at most a quarter of an engine's limit."""

@@ -107,7 +107,7 @@ class FairQueue(Generic[Waiter]):
 
     def __init__(self, turn_s: float) -> None:
         """``turn_s``: seconds after which a priority has a turn although requests of earlier priorities wait."""
-        self._turn_s = turn_s
+        self.turn_s = turn_s
         self._classes: dict[int, _Class[Waiter]] = {}
         """By priority. Each class has at least one line."""
         self._lines: dict[str, _Line[Waiter]] = {}
@@ -207,7 +207,7 @@ class FairQueue(Generic[Waiter]):
     def _heads(self, priority: int, most: int, now: float) -> Iterator[_Entry[Waiter]]:
         """The first request of each line that may be among the next ``most``."""
         own_class = self._classes[priority]
-        rank = priority + _FIRST if now >= own_class.turn_at + self._turn_s else priority
+        rank = priority + _FIRST if now >= own_class.turn_at + self.turn_s else priority
         for tag, number, line in islice(own_class.order, most):
             rest = iter(line.costs)
             yield rank, tag, number, next(rest), line, rest

@@ -40,7 +40,7 @@ async def probing(
     roster = Roster(PoolLimits(4, EDGE_S, EDGE_S), least_tokens, lambda: None, lambda _: None, now)
     roster.update([Member(url, Role.PREFILL)])
     async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
-        probes = Probes(tasks, roster, settings)
+        probes = Probes(tasks, roster, lambda: settings)
         probes.follow()
         yield roster, probes
         probes.stop()

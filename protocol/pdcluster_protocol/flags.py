@@ -109,11 +109,9 @@ class Flags:
     def _split(self, name: str, value: Any) -> Any:
         """The parts of a text for a field that has several."""
         is_many = _kind_of(self.fields[name].annotation)[1]
-        return (
-            [part for word in value.split(",") if (part := word.strip())]
-            if is_many and isinstance(value, str)
-            else value
-        )
+        if not is_many or not isinstance(value, str):
+            return value
+        return [part for word in value.split(",") if (part := word.strip())]
 
     def _named(self, given: str, form: Callable[[str], str]) -> str:
         """The field whose name has this ``form``. Raises: ConfigError: None has."""

@@ -155,8 +155,17 @@ async def test_a_body_is_bounded() -> None:
 async def test_a_body_takes_its_part_of_the_room() -> None:
     async with running_rig(max_buffered_bytes=1 << 20) as rig:
         assert code_of(await ask(rig, body=b"x" * (1 << 20))) == (503, "no_room")
+        assert await rig.failures() == {"no_room": 1}
         await room_is_free(rig)  # The rest of the body is read and dropped when its client has the answer.
         assert (await ask(rig)).status == 200
+
+
+async def test_an_answer_for_which_the_router_is_too_small_is_refused_with_both_sizes() -> None:
+    async with running_rig(max_buffered_bytes=1 << 20) as rig:
+        rig.decode.question_fault = Fault.MUCH
+        refused = await ask(rig)
+        assert code_of(refused) == (502, "answer_too_large")
+        assert f"has {16 << 20} bytes, and the router has room for {1 << 19}: " in refused.json()["error"]["message"]
 
 
 async def room_is_free(rig: Rig) -> None:

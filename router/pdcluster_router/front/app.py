@@ -35,15 +35,14 @@ from pdcluster_router.core.apis.client_apis import REQUEST_PATHS, api_of
 from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     RefusedRequest,
+    answer_too_large,
     bad_request,
     draining,
     method_not_allowed,
     no_engine,
-    no_room,
     not_found,
     not_ready,
     responses_not_served,
-    unanswered,
 )
 from pdcluster_router.engines.engine import Fetched
 from pdcluster_router.engines.health import Probes, missing_engines
@@ -58,7 +57,6 @@ from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEAD
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
-from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
@@ -306,12 +304,10 @@ def _fetched(request: Request, answer: Fetched) -> Response:
     router, page = _router(request), page_of(request)
     num_bytes, most = len(answer.body) if request.method != "HEAD" else 0, router.room.max_bytes // 2
     if num_bytes > most:
-        return _error(request, unanswered(f"its answer has {num_bytes} bytes, and the router has room for {most}"))
+        return _error(request, answer_too_large(num_bytes, most))
     holder = page.client if router.access.keys is not None and router.access.keys.are_several else ""
     if not page.hold(num_bytes, holder):
-        error = no_room(router.room.max_bytes)
-        router.services.failures.tell(Failure(FailureKind.NO_ROOM, reason=error.message))
-        return _error(request, error)
+        return _error(request, router.no_room())
     page.is_engines_answer = True
     return Response(answer.body, answer.head.status, media_type=answer.head.content_type.decode("latin-1"))
 

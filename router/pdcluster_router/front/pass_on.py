@@ -20,7 +20,6 @@ from pdcluster_router.core.apis.openai_errors import (
     body_too_large,
     draining,
     no_engine,
-    no_room,
     unanswered,
 )
 from pdcluster_router.core.apis.rewrite import BadBody, parse_body
@@ -55,7 +54,7 @@ async def pass_on(router: Router, request: Request) -> Fetched:
             if len(body) + len(part) > router.settings.max_body_bytes:
                 raise RefusedRequest(body_too_large(router.settings.max_body_bytes))
             if not router.room.take(len(part), RoomLimit.CLIENTS):
-                raise RefusedRequest(no_room(router.room.max_bytes))
+                raise RefusedRequest(router.no_room())
             taken += len(part)
             body += part
         router.num_asking += 1

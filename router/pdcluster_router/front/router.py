@@ -23,6 +23,7 @@ from pdcluster_router.core.apis.openai_errors import (
     draining,
     internal,
     messages_not_served,
+    no_room,
     stopped,
 )
 from pdcluster_router.core.apis.request_head import ADDRESS_HEADERS, ID_HEADER, Headers, RequestHead, request_id_in
@@ -205,6 +206,12 @@ class Router:
     def max_body_bytes(self, *, is_internal: bool) -> int:
         """How large a body on the hot paths of this port may be."""
         return self.settings.max_reservation_bytes if is_internal else self.settings.max_body_bytes
+
+    def no_room(self) -> ApiError:
+        """The error for a client whose bytes find no room. It is counted, and told in the log."""
+        error = no_room(self.room.max_bytes)
+        self.services.failures.tell(Failure(FailureKind.NO_ROOM, reason=error.message))
+        return error
 
     def follow(self, settings: Settings) -> None:
         """``settings`` hold from now on, for new requests. Only those of ``TAKEN`` may be others than before."""

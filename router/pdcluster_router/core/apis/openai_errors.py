@@ -197,6 +197,14 @@ def unanswered(reason: str) -> ApiError:
     return ApiError(502, _SERVER, "no_answer", message)
 
 
+def answer_too_large(num_bytes: int, most: int) -> ApiError:
+    message = (
+        f"a decode engine's answer has {num_bytes} bytes, and the router has room for {most}: "
+        "ask for less at once, or raise its --max-buffered-bytes"
+    )
+    return ApiError(502, _SERVER, "answer_too_large", message)
+
+
 def not_ready(problem: str) -> ApiError:
     """Only ``/health`` answers so."""
     return ApiError(503, _SERVER, "not_ready", problem)

@@ -74,7 +74,8 @@ def _names_file(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
 
 def _read_settings(path: str) -> dict[str, object]:
     """Raises: ConfigError: The file cannot be read, or has something that is no setting."""
-    if not path or (Path(path).exists() and not Path(path).is_file()):
+    # pathlib's ``exists`` raises where a disk fails.
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):  # noqa: PTH110, PTH113
         raise ConfigError(f"{SETTINGS_FLAG} {path or 'is empty'}: name a file")
     raw = read_file(Path(path), SETTINGS_FLAG)
     try:

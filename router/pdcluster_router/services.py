@@ -152,13 +152,13 @@ class Services:
         """``settings`` hold from now on, for new requests; engines that are not named any more finish what they have.
         The gate follows by itself."""
         self.settings = settings
-        self.dialect = _dialect_of(settings, self.secret)
         self.roster.limit(_pool_limits_in(settings))
         self.terms = self._terms_in(settings)
         self.model_terms.follow(
             self.terms,
             refuses_unknown=settings.unknown_models is UnknownModels.REFUSE,
             aliases=settings.models_by_alias,
+            now_unix_s=self.unix_now(),
         )
         if self.engine_file is not None:
             self.engine_file.settings = settings
@@ -270,7 +270,7 @@ class Services:
 
 def _dialect_of(settings: Settings, secret: Secret) -> Dialect:
     if settings.engine_dialect is EngineDialect.VLLM_ASCEND:
-        return VllmAscendDialect(settings.prefill_timeout_s)
+        return VllmAscendDialect()
     return PdclusterDialect(secret)
 
 

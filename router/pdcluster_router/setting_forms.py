@@ -73,7 +73,7 @@ class Discovery(Enum):
     """How a router learns of its engines."""
 
     STATIC = "static"
-    """They are named at start."""
+    """Settings name them."""
     KUBERNETES = "kubernetes"
     """From the EndpointSlices of one PDCluster, for as long as it runs."""
     FILE = "file"

@@ -1,6 +1,7 @@
 """The router's settings: each with its unit, default, bounds, and why that default.
 
-Built once, in ``__main__``, checked there, and handed down. Nothing else reads the command line or the environment.
+Built in ``__main__``, at the start and on SIGHUP, checked there, and handed down. Nothing else reads the command line
+or the environment.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MODEL_ALIASES_VARIABLE: Final = "PDCLUSTER_MODEL_ALIASES"
 
 
 class Settings(SpanSettings):
-    """All that a router is told at start. Frozen."""
+    """All that a router is told. Frozen: others come as a new object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

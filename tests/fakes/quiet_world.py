@@ -183,7 +183,7 @@ class World:
         return {name: load for name, load in found.items() if load != (0, 0)}
 
     def require_nothing_left(self) -> None:
-        while self.services.dialect.prefill_goes_on_s and self.call_of(Role.PREFILL) is not None:
+        while self.services.dialect.prefill_goes_on and self.call_of(Role.PREFILL) is not None:
             self.loses(Role.PREFILL, ResponseLost("it hung up"))  # Such a call may outlive its request, with its load.
         assert self.load() == {}
         assert not self.services.transfers

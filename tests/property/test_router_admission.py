@@ -42,10 +42,10 @@ class History(RuleBasedStateMachine):
                 self.order.append(guest)
         self.admit()
 
-    @rule(limit=st.sampled_from([40, LIMIT, 400]))
-    def other_limits_are_set(self, limit: int) -> None:
+    @rule(limit=st.sampled_from([40, LIMIT, 400]), max_queued=st.sampled_from([0, 2, 50]))
+    def other_limits_are_set(self, limit: int, max_queued: int) -> None:
         self.limit, self.most = limit, max(self.most, limit)
-        self.gate.limit(engine_tokens=limit, max_queued=50, queue_s=1000.0, tokens_of=self.tokens.__getitem__)
+        self.gate.limit(engine_tokens=limit, max_queued=max_queued, queue_s=1000.0, tokens_of=self.tokens.__getitem__)
         self.shares |= {guest: self.gate.share_of(self.tokens[guest]) for guest in self.order}
         self.admit()
 

@@ -181,7 +181,7 @@ class EngineDiscovery:
 
 
 def discovery_of(settings: Settings, tell: Tell, count_failure: Callable[[], None]) -> EngineDiscovery | None:
-    """The discovery that the settings ask for; None: engines are named at start."""
+    """The discovery that the settings ask for; None: settings or a file name the engines."""
     if settings.discovery is not Discovery.KUBERNETES:
         return None
     assert settings.namespace is not None

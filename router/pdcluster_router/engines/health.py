@@ -92,7 +92,7 @@ class Probes:
     async def _watch(self, engine: Engine) -> None:
         """Probes one engine until it is cancelled. One task owns this."""
         first = self._firsts[engine]
-        num_probes, num_unknown = 0, 0
+        num_probes, num_unknown, slept_s = 0, 0, 0.0
         while True:
             timeout_s, interval_s = self._settings().probe_timeout_s, self._settings().probe_interval_s
             sign = await engine.probe(timeout_s=timeout_s)
@@ -102,12 +102,13 @@ class Probes:
             if sign is Sign.WELL and (num_probes >= most or not engine.is_healthy):
                 num_probes, num_unknown = 0, self._roster.num_unknown
                 await self._read_models(engine)
-            if engine.found(sign, most_s=timeout_s + interval_s):
+            if engine.found(sign, most_s=timeout_s + max(slept_s, interval_s)):
                 state = "healthy" if engine.is_healthy else "unhealthy"
                 logger.info("engine %s role=%s engine=%s", state, engine.role.value, engine.name)
                 self._roster.refresh()
             first.set()
-            await asyncio.sleep(interval_s)
+            slept_s = interval_s
+            await asyncio.sleep(slept_s)
 
     async def _read_models(self, engine: Engine) -> None:
         """Reads the models that the engine serves. If a healthy engine gives no list, its last one stays."""

@@ -53,12 +53,16 @@ class ModelTerms:
         self.known: dict[bytes, Terms] = {}
         """By the model's name as JSON. For a name that is not in here, call ``find``."""
         self.aliases = aliases
+        self.aliases_since_unix_s = 0.0
+        """Since when they are these; 0: since the router's start."""
         self._roster = roster
         self._terms = terms
         self._refuses_unknown = refuses_unknown
 
-    def follow(self, terms: Terms, *, refuses_unknown: bool, aliases: Mapping[str, str]) -> None:
+    def follow(self, terms: Terms, *, refuses_unknown: bool, aliases: Mapping[str, str], now_unix_s: float) -> None:
         """These hold from now on, as for a new one."""
+        if aliases != self.aliases:
+            self.aliases_since_unix_s = now_unix_s
         self._terms, self._refuses_unknown, self.aliases = terms, refuses_unknown, aliases
         self.forget()
 

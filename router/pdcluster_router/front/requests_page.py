@@ -37,13 +37,19 @@ QUERY: Final[dict[str, Any]] = {
 def answer_about(router: Router, name: str) -> bytes:
     """The page's body, JSON."""
     found = next(filter(None, (_found(router, one) for one in names_for(name))), [])
-    aliases = router.services.model_terms.aliases
-    told = tuple(with_alias(with_lines(router.services, request), aliases) for request in found)
+    told = tuple(with_its_alias(router.services, with_lines(router.services, request)) for request in found)
     names = {moment.engine for request in told for moment in request.moments}
     engines = {
         engine.name: engine.pod or engine.url for engine in router.services.all_engines() if engine.name in names
     }
     return msgspec.json.encode(KeptAnswer(requests=told, engines=engines, since_unix_s=router.services.kept.since()))
+
+
+def with_its_alias(services: Services, request: KeptRequest) -> KeptRequest:
+    """``request`` with the model that its client's name stands for, unless names have changed since it came."""
+    terms = services.model_terms
+    came_at = (request.ended_at_unix_s or services.unix_now()) - (request.total_s or 0.0)
+    return with_alias(request, terms.aliases) if came_at >= terms.aliases_since_unix_s else request
 
 
 def with_lines(services: Services, request: KeptRequest, most: int = MAX_LOOKED_AT) -> KeptRequest:

@@ -219,8 +219,7 @@ class Router:
         self.services.follow(settings)
         self.gate.follow_settings()
         self.addresses = _addresses_in(settings)
-        self.models.follow(settings.models_by_alias)
-        self.room.max_bytes = settings.max_buffered_bytes
+        self.models.follow(self.services.model_terms.aliases)
         self.keep_alives.follow(settings.keep_alive_s)
         if self._sampling is not None:
             self._sampling = Sampling(settings.trace_sample_ratio, _NOT_FORWARDED)

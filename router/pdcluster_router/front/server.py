@@ -96,11 +96,19 @@ class RouterServer(uvicorn.Server):
                 themselves this is only logged: no engine that comes may keep further routers from starting.
         """
         await self._open(sockets)
-        if self._settings.discovery is not Discovery.STATIC:
-            return
-        aliases = self._settings.models_by_alias
-        if found := namesakes(aliases, self.router.services.all_engines(), of_bases=True):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        try:
+            self._check_aliases(self._settings)
+        except ConfigError:
             await self.shutdown(sockets)
+            raise
+
+    def _check_aliases(self, settings: Settings) -> None:
+        """Raises: ConfigError: As ``startup``."""
+        if settings.discovery is not Discovery.STATIC:
+            return
+        aliases = settings.models_by_alias
+        if found := namesakes(aliases, self.router.services.all_engines(), of_bases=True):
             alias, engine = next(iter(found.items()))
             raise ConfigError(
                 f"--model-alias {alias}={aliases[alias]}: {engine.name} ({engine.url}) serves a model {alias} itself: "
@@ -203,7 +211,7 @@ class RouterServer(uvicorn.Server):
             loop.remove_signal_handler(signal.SIGHUP)
 
     def _reload(self) -> None:
-        if not self.started:
+        if not self.started or self.should_exit:
             return
         if self._reader is not None:
             self._follow_settings(self._reader)
@@ -214,11 +222,13 @@ class RouterServer(uvicorn.Server):
         """Reads the settings anew. If they cannot be used, the old ones stay, and the log says why."""
         try:
             changes = reader.read(self.router.settings)
+            self._check_aliases(changes.running)
         except ConfigError as error:
             logger.warning("settings not changed reason=%s", error)
             return
         if changes.taken:
             self.router.follow(changes.running)
+        reader.took(changes)
         logger.info("settings read anew changed=%s", ",".join(changes.taken))
         if changes.left:
             logger.warning("settings that need a restart have changed settings=%s", ",".join(changes.left))
@@ -280,7 +290,7 @@ def run(settings: Settings, secret: Secret, reread: Callable[[], Settings] | Non
     if settings.engines_file is not None:
         read_engines(settings)
     if reread is not None or _reads_files(settings):
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # Until ``capture_signals``: the files are read later.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # Until ``startup`` is over: then it is heard.
     _raise_open_file_limit()
     reader = None if reread is None else SettingReader(settings, reread)
     sockets, settings = listen(settings)

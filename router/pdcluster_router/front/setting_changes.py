@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.settings import FLAGS, Settings, build_settings
 
 TAKEN: Final = frozenset(
@@ -38,7 +39,6 @@ TAKEN: Final = frozenset(
         "max_engine_connections",
         "engine_idle_s",
         "max_body_bytes",
-        "max_buffered_bytes",
         "probe_interval_s",
         "probe_timeout_s",
         "engine_gone_s",
@@ -54,7 +54,9 @@ class SettingChanges:
     """The difference between what a router was told and what it is told now."""
 
     running: Settings
-    """All settings, as they hold from now on."""
+    """All settings, as they hold once they are taken."""
+    told: Settings
+    """The settings to compare with next time."""
     taken: tuple[str, ...]
     """The flags of the settings that have changed."""
     left: tuple[str, ...]
@@ -79,9 +81,19 @@ class SettingReader:
         now = self._read()
         names = [name for name in Settings.model_fields if getattr(self._told, name) != getattr(now, name)]
         values = {name: getattr(now, name) for name in names if name in TAKEN}
-        build_settings(**{**dict(running), **values})
-        self._told = self._told.model_copy(update=values)
-        taken, left = (
-            tuple(FLAGS.of(name) for name in names if (name in TAKEN) is is_taken) for is_taken in (True, False)
+        left = tuple(FLAGS.of(name) for name in names if name not in TAKEN)
+        try:
+            build_settings(**{**dict(running), **values})
+        except ConfigError as error:
+            still = f" (with {', '.join(left)} as before, until a restart)" if left else ""
+            raise ConfigError(f"{error}{still}") from error
+        return SettingChanges(
+            running.model_copy(update=values),
+            self._told.model_copy(update=values),
+            tuple(map(FLAGS.of, values)),
+            left,
         )
-        return SettingChanges(running.model_copy(update=values), taken, left)
+
+    def took(self, changes: SettingChanges) -> None:
+        """The router goes by ``changes``. Until then the same changes are read again."""
+        self._told = changes.told

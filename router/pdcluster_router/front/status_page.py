@@ -17,9 +17,9 @@ from pdcluster_protocol.kept import KeptRequest
 from pdcluster_protocol.status_page import StatusPage
 from pdcluster_router.core.telemetry.recent_requests import recent_request
 from pdcluster_router.front.engines_page import describe_pool
-from pdcluster_router.front.requests_page import with_lines
+from pdcluster_router.front.requests_page import with_its_alias, with_lines
 from pdcluster_router.services import Services
-from pdcluster_router.telemetry.kept import Fate, with_alias
+from pdcluster_router.telemetry.kept import Fate
 
 NUM_RECENT: Final = {Fate.FAILED: 12, Fate.SERVED: 12, Fate.REFUSED: 6}
 """Requests of each fate in the document: as many as a screen shows."""
@@ -41,7 +41,7 @@ def describe_status(services: Services) -> bytes:
 
 
 def _told(services: Services, request: KeptRequest) -> KeptRequest:
-    return with_alias(with_lines(services, request, MAX_AHEAD), services.model_terms.aliases)
+    return with_its_alias(services, with_lines(services, request, MAX_AHEAD))
 
 
 def _read(name: str) -> str:

@@ -45,7 +45,8 @@ class KeepAlives:
         self._timer: asyncio.TimerHandle | None = None
 
     def follow(self, keep_alive_s: float) -> None:
-        """``keep_alive_s`` holds from now on, also for the streams that are watched; without comments none is."""
+        """``keep_alive_s`` holds from now on, also for the streams that are watched; without comments none is.
+        The first comment of a watched stream may come up to half of that sooner."""
         self._look_s = _look_s(keep_alive_s)
         self.close()
         if not self._look_s:

@@ -133,7 +133,8 @@ class PrefillAttempts:
         """Ends the attempt that runs. If the dialect says so, its call goes on for a while."""
         leg, self._leg = self._leg, None
         if leg is not None:
-            leg.leave(self._services)
+            goes_on = self._services.dialect.prefill_goes_on
+            leg.leave(self._services, self.request.timeouts.prefill_s if goes_on else 0.0)
 
 
 class PrefillLeg:
@@ -184,18 +185,18 @@ class PrefillLeg:
         if why := outage.why_lost(self._began_at, gone_s=timeouts.gone_s, silent_s=timeouts.idle_s):
             self.on_lost(ResponseLost(why))
 
-    def leave(self, services: Services) -> None:
-        """Calls the owner no more. Prefill aborts the request, or goes on for a while if the dialect says so."""
-        if self._is_over or not services.dialect.prefill_goes_on_s:
+    def leave(self, services: Services, goes_on_s: float) -> None:
+        """Calls the owner no more. Prefill goes on with the request for ``goes_on_s`` at most; 0: it aborts it."""
+        if self._is_over or not goes_on_s:
             self.close()
         else:
             self._on_end = self._end_alone
-            self._timer = services.call_later(_STALE_S, partial(self._go_on_alone, services))
+            self._timer = services.call_later(_STALE_S, partial(self._go_on_alone, services, goes_on_s))
 
-    def _go_on_alone(self, services: Services) -> None:
+    def _go_on_alone(self, services: Services, seconds: float) -> None:
         """The call has reached the engine. Its body counts in no client's room any more, and is not kept."""
         self._body, self._headers, self._is_resent = _NOTHING, b"", True
-        self._timer = services.call_later(services.dialect.prefill_goes_on_s, self.close)
+        self._timer = services.call_later(seconds, self.close)
 
     def close(self) -> None:
         """Has prefill abort the request if it still runs. Calls the owner no more."""

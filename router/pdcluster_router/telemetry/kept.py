@@ -188,8 +188,8 @@ def request_of(row: KeptRow) -> KeptRequest:
 
 
 def with_alias(request: KeptRequest, aliases: Mapping[str, str]) -> KeptRequest:
-    """``request``, with the model that its client's name stands for. ``aliases``: as they are since the router's start,
-    so that no row has to remember its own."""
+    """``request``, with the model that its client's name stands for. ``aliases``: as they were when it came. No row
+    remembers its own."""
     return msgspec.structs.replace(request, alias_of=aliases[request.model]) if request.model in aliases else request
 
 

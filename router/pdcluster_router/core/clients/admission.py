@@ -94,7 +94,9 @@ class Admission(Generic[Waiter]):
         self._limit_tokens = self._num_engines * engine_tokens
         self._turns.turn_s = queue_s / _TURN_OF_QUEUE
         for waiter, place in self._queue.items():
-            self._queue[waiter] = replace(place, num_tokens=self.share_of(tokens_of(waiter)))
+            share = self.share_of(tokens_of(waiter))
+            self._queue[waiter] = replace(place, num_tokens=share)
+            self._turns.price(waiter, place.flow_name, share)
 
     def share_of(self, num_tokens: int) -> int:
         """The share of a request with so many tokens to prefill: at least 1, at most a quarter of an engine's limit."""
@@ -134,9 +136,9 @@ class Admission(Generic[Waiter]):
 
     def displace_for(self, flow: KeyFlow) -> Waiter | None:
         """A request that has left the full queue, so that one of ``flow`` may ``queue``. None: no request has left,
-        because ``flow`` has its part of the places.
+        because ``flow`` has its part of the places, or one place is not enough since ``limit``.
         """
-        waiter = self._turns.displaced_by(flow)
+        waiter = self._turns.displaced_by(flow) if len(self._queue) <= self._max_queued else None
         if waiter is not None:
             self.leave(waiter)
         return waiter

@@ -126,6 +126,10 @@ class FairQueue(Generic[Waiter]):
             self._change(line, flow, now)
         line.costs[waiter] = cost
 
+    def price(self, waiter: Waiter, name: str, cost: int) -> None:
+        """``waiter``, of the flow of this name, costs so many tokens from now on. It keeps its place."""
+        self._lines[name].costs[waiter] = cost
+
     def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
         """Gives each flow the weight and priority that ``flow_of`` has for its name. Costs a look at each line."""
         for line in list(self._lines.values()):

@@ -69,9 +69,9 @@ class Dialect(Protocol):
 
     given_up: Mapping[bytes, str]
     """Bytes that mark an answer as unfinished by decode, each with the client's message."""
-    prefill_goes_on_s: float
-    """Seconds for which a call to prefill may still run when its request has ended or goes on elsewhere; 0: it is
-    aborted."""
+    prefill_goes_on: bool
+    """Whether a call to prefill may still run for the time of one attempt when its request has ended or goes on
+    elsewhere; False: it is aborted."""
     no_proof: str
     """Why a push cannot be verified; empty where it can."""
     no_messages: str
@@ -120,7 +120,7 @@ class PdclusterDialect:
     """Engines with our connector: a token for each attempt, grants for each write, and an outcome that decode reads."""
 
     given_up = GAVE_UP
-    prefill_goes_on_s = 0.0
+    prefill_goes_on = False
     no_proof = no_messages = ""
     must_hold_call = True
 

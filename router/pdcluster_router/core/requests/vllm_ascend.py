@@ -54,10 +54,8 @@ class VllmAscendDialect:
         "/v1/messages does not show that an engine of vllm-ascend gave a request back, "
         "and this router's engines may do so"
     )
+    prefill_goes_on = True
     must_hold_call = False
-
-    def __init__(self, prefill_goes_on_s: float) -> None:
-        self.prefill_goes_on_s = prefill_goes_on_s
 
     def client_line(self, request_id: bytes) -> bytes:  # noqa: ARG002  # the transfer's id is in its place
         return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ class Told:
     def read(self, **told: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         self.told |= told
         changes = self.reader.read(self.running)
+        self.reader.took(changes)
         self.running = changes.running
         return changes.taken, changes.left
 
@@ -74,6 +76,20 @@ def test_what_is_taken_must_fit_what_is_left() -> None:
     with pytest.raises(ConfigError, match="--engine-tls-name: engines are asked by https then, and http://p:1 is not"):
         told.read(engine_tls_name=None, prefill_urls=("http://p:1",))
     assert told.running.prefill_urls == ("https://p:1",)
+
+
+def test_an_error_names_what_stays_although_it_has_changed(tmp_path: Path) -> None:
+    told = Told()
+    found = {"discovery": "file", "engines_file": tmp_path, "prefill_urls": None, "decode_urls": None}
+    with pytest.raises(ConfigError, match=r"name at least one.*\(with --discovery, --engines-file as before, until a"):
+        told.read(**found)
+
+
+def test_changes_that_were_not_taken_are_read_again() -> None:
+    told = Told()
+    told.told |= {"idle_timeout_s": 7.0}
+    assert told.reader.read(told.running).taken == ("--idle-timeout",)
+    assert told.reader.read(told.running).taken == ("--idle-timeout",)
 
 
 def test_each_taken_setting_exists() -> None:

@@ -20,7 +20,7 @@ from pdcluster_router.core.requests.pairing import Event, Retries
 from pdcluster_router.core.requests.vllm_ascend import VllmAscendDialect, transfer_id_of
 
 R = TransferId("0123456789abcdef" * 2)
-OURS, THEIRS = PdclusterDialect(SECRET), VllmAscendDialect(prefill_goes_on_s=300.0)
+OURS, THEIRS = PdclusterDialect(SECRET), VllmAscendDialect()
 PARAMS = DecodeParams(metaserver="http://10.0.0.1:8001/v1/metaserver", transfer_id=R, deadline_ms=5000)
 CALL = json.dumps(posted(f"cmpl-{R}-0")).encode()
 

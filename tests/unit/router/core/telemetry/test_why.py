@@ -17,7 +17,15 @@ from pdcluster_router.telemetry.metrics import Outcome
 SENT = Moment(0.1, Milestone.DECODE_SENT.value, "decode-0")
 NOT_OF_REQUESTS = {
     *("bad_pass", "not_verified", "not_verifiable", "too_many_verifications", "nothing_to_verify", "invalid_order"),
-    *("not_found", "responses_not_served", "method_not_allowed", "not_ready", "no_role_engine", "no_answer"),
+    *(
+        "not_found",
+        "responses_not_served",
+        "method_not_allowed",
+        "not_ready",
+        "no_role_engine",
+        "no_answer",
+        "answer_too_large",
+    ),
 }
 """Codes that no request on the hot paths is answered with; ``no_role_engine`` is made with ``decode`` alone."""
 

@@ -21,9 +21,11 @@ from pdcluster_protocol.params import DecodeParams, LocalPrefill, Reservation
 from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.apis.openai_errors import ApiError
 from pdcluster_router.core.clients.admission import Admission
+from pdcluster_router.core.clients.model_admissions import ModelAdmissions
+from pdcluster_router.core.engines.catalog import engines_by_base
 from pdcluster_router.core.engines.load import AnswerLength
 from pdcluster_router.core.engines.membership import Member
-from pdcluster_router.core.engines.placement import Policy, usable_prefills
+from pdcluster_router.core.engines.placement import Policy, decode_tiers, usable_prefills
 from pdcluster_router.core.engines.policies.affinity import affinity
 from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.core.requests.dialect import Dialect, PdclusterDialect, Posted
@@ -113,8 +115,9 @@ class Services:
         self.divided: set[Recorded] = set()
         """The records of running requests that are served in parts. The parts are in ``running``."""
         self.answers = AnswerLength()
-        self.admissions: dict[Role, Admission[Any]] = {role: _admission_of(settings) for role in Role}
-        """By the role of the engines that compute the prompt. The gate owns the requests in the queues."""
+        self.admissions: ModelAdmissions[Any] = ModelAdmissions(lambda: _admission_of(self.settings))
+        """By the role of the engines that compute the prompt, and by model. The gate owns the requests in the
+        queues."""
         self._room_listeners: list[Callable[[], None]] = []
         self._is_room_told = False
         self._metaserver_url = settings.metaserver_url
@@ -137,6 +140,7 @@ class Services:
         self.model_terms = ModelTerms(
             self.roster,
             self.terms,
+            self.admissions,
             refuses_unknown=settings.unknown_models is UnknownModels.REFUSE,
             aliases=settings.models_by_alias,
         )
@@ -168,8 +172,8 @@ class Services:
             self.roster.update(_named_in(settings))
 
     def _terms_in(self, settings: Settings) -> Terms:
-        roster = self.roster
-        return Terms(roster.place_decode, roster.place_prefill, self.dialect.retries(_retries_in(settings)))
+        roster, retries = self.roster, self.dialect.retries(_retries_in(settings))
+        return Terms(roster.place_decode, roster.place_prefill, retries, self.admissions.shared)
 
     def _add_gauges(self) -> None:
         """The metrics look here when they are asked."""
@@ -212,12 +216,7 @@ class Services:
     @property
     def num_queued(self) -> int:
         """Requests that wait to enter."""
-        return sum(admission.num_queued for admission in self.admissions.values())
-
-    def give_back(self, role: Role, share: int) -> None:
-        """Frees ``share`` tokens of that role's backlog (below 0: takes them). Waiting requests may enter soon."""
-        if self.admissions[role].give_back(share):
-            self.make_room()
+        return sum(admission.num_queued for admission in self.admissions)
 
     def make_room(self) -> None:
         """The gate looks at its queue in the next turn of the event loop."""
@@ -261,8 +260,10 @@ class Services:
     def _pool_changed(self) -> None:
         """Adapts the backlogs' limits and the models' terms to the usable engines, and tells the listeners."""
         self.model_terms.forget()
-        self.admissions[Role.PREFILL].set_engines(len(usable_prefills(self.all_engines())))
-        self.admissions[Role.DECODE].set_engines(self.roster.num_usable_decodes)
+        engines = self.all_engines()
+        usable = {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: self.roster.num_usable_decodes}
+        by_base = engines_by_base(engines)
+        self.admissions.set_engines(usable, {base: _num_usable(some) for base, some in by_base.items()})
         self.make_room()
         for tell in self._pool_listeners:
             tell()
@@ -295,6 +296,12 @@ def _named_in(settings: Settings) -> list[Member]:
     """The engines that the flags name: all have the same revision."""
     prefills = [Member(url, Role.PREFILL) for url in settings.prefill_urls]
     return prefills + [Member(url, Role.DECODE) for url in settings.decode_urls]
+
+
+def _num_usable(engines: list[Engine]) -> dict[Role, int]:
+    """The engines among these that new requests are placed among."""
+    tiers = decode_tiers(engines)
+    return {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: len(tiers[0]) if tiers else 0}
 
 
 def _sample_of(engine: Engine) -> EngineSample:

@@ -94,10 +94,10 @@ class World:
         return HotCycle(Silent(), b"/v1/completions", NO_HEAD, lambda _: None, Room(1 << 20))
 
     def _request(self, timeouts: Timeouts, retries: Retries) -> ClientRequest:
-        self.services.admissions[Role.PREFILL].set_engines(2)
+        self.services.admissions.shared[Role.PREFILL].set_engines(2)
         body = parse_body(b'{"model": "m", "prompt": "the words of a prompt", "stream": true}')
-        self.services.admissions[Role.PREFILL].take_again(
-            self.services.admissions[Role.PREFILL].share_of(body.estimated_prompt_tokens)
+        self.services.admissions.shared[Role.PREFILL].take_again(
+            self.services.admissions.shared[Role.PREFILL].share_of(body.estimated_prompt_tokens)
         )
         return ClientRequest(
             path=b"/v1/completions",
@@ -111,6 +111,7 @@ class World:
                 self._place(Role.DECODE),
                 lambda facts, failed, _: self._place(Role.PREFILL)(facts, failed),
                 self.services.dialect.retries(retries),
+                self.services.admissions.shared,
             ),
             has_transfer=True,
             received_at=self.services.now(),
@@ -187,7 +188,7 @@ class World:
             self.loses(Role.PREFILL, ResponseLost("it hung up"))  # Such a call may outlive its request, with its load.
         assert self.load() == {}
         assert not self.services.transfers
-        assert self.services.admissions[Role.PREFILL].backlog_tokens == 0
+        assert self.services.admissions.shared[Role.PREFILL].backlog_tokens == 0
         assert all(call.is_closed or call in self.ended for one in self.all_engines() for call in one.calls)
 
 

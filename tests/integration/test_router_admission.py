@@ -93,7 +93,7 @@ async def test_the_reservation_says_how_much_is_to_be_prefilled_and_makes_room()
         body = {"prompt": "x" * 4000}  # About 1000 tokens; decode says 42, 16 of them cached.
         clients = [await send(rig, body) for _ in range(6)]
         await until(lambda: len(rig.prefill.seen) == 6)
-        assert rig.router.services.admissions[Role.PREFILL].backlog_tokens == 6 * (42 - 16)
+        assert rig.router.services.admissions.shared[Role.PREFILL].backlog_tokens == 6 * (42 - 16)
         rig.prefill.open_gate(Gate.PREFILL)
         assert [(await answer_of(client)).status for client in clients] == [200] * 6
 
@@ -114,7 +114,7 @@ async def test_what_decode_computes_for_want_of_a_prefill_engine_is_decodes_load
     rig.prefill.fault, rig.decode.fault = Fault.ERROR_500, Fault.RECOMPUTE
     rig.decode.work_s = 1.0
     client = await send(rig)
-    decode = rig.router.services.admissions[Role.DECODE]
+    decode = rig.router.services.admissions.shared[Role.DECODE]
     await until(lambda: decode.backlog_tokens == 42 - 16)
     assert (await answer_of(client)).status == 200
 
@@ -143,7 +143,7 @@ async def test_an_answer_without_a_reservation_gives_its_share_back_when_it_begi
         rig.decode.close_gate(Gate.SECOND_TOKEN)
         first = await send(rig, STREAM)
         await first.reader.readuntil(b"Hello")
-        assert rig.router.services.admissions[Role.PREFILL].backlog_tokens == 0
+        assert rig.router.services.admissions.shared[Role.PREFILL].backlog_tokens == 0
         rig.decode.open_gate(Gate.SECOND_TOKEN)
         await first.reader.readuntil(b"0\r\n\r\n")
 

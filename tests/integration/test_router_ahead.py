@@ -89,7 +89,7 @@ async def test_of_requests_that_are_let_in_together_the_first_is_ahead_of_the_ne
     async with running_rig(max_prefill_backlog_tokens=80, api_key_file=keys_in(tmp_path)) as rig:
         rig.prefill.close_gate(Gate.PREFILL)
         clients = [await ask(rig, f"large{number}", KEY, num_letters=4000) for number in range(4)]
-        await until(lambda: rig.router.services.admissions[Role.PREFILL].backlog_tokens == 80)
+        await until(lambda: rig.router.services.admissions.shared[Role.PREFILL].backlog_tokens == 80)
         for number, (name, key) in enumerate((("g1", KEY), ("m1", OTHER), ("g2", KEY)), start=1):
             clients.append(await ask(rig, name, key))
             await queued(rig, number)

@@ -84,7 +84,7 @@ async def test_a_key_that_asks_one_by_one_waits_for_one_request_of_a_key_with_hu
 
 
 def clients_that_wait(rig: Rig) -> set[str]:
-    waiting = [one for admission in rig.router.services.admissions.values() for one in admission.waiters]
+    waiting = [one for admission in rig.router.services.admissions for one in admission.waiters]
     return {one.request.client for one in waiting}
 
 
@@ -154,7 +154,7 @@ async def ask_in_parts(rig: Rig, num_prompts: int, key: str = KEY) -> Message:
 
 
 async def backlog_is(rig: Rig, num_tokens: int) -> None:
-    await until(lambda: rig.router.services.admissions[Role.PREFILL].backlog_tokens == num_tokens)
+    await until(lambda: rig.router.services.admissions.shared[Role.PREFILL].backlog_tokens == num_tokens)
 
 
 async def test_a_request_in_parts_gives_its_rate_back_if_no_part_has_entered(tmp_path: Path) -> None:

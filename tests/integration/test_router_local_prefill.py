@@ -21,7 +21,7 @@ LOCAL_TOKENS = PROMPT_TOKENS - CACHED_TOKENS
 
 def backlogs(rig: Rig) -> tuple[int, int]:
     """Prompt tokens that wait for prefill engines, and for decode engines."""
-    admissions = rig.router.services.admissions
+    admissions = rig.router.services.admissions.shared
     return admissions[Role.PREFILL].backlog_tokens, admissions[Role.DECODE].backlog_tokens
 
 

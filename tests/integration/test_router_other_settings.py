@@ -139,7 +139,7 @@ async def test_a_request_that_waits_enters_when_there_is_more_room() -> None:
 
 
 def _backlog(rig: ToldRig) -> int:
-    return sum(admission.backlog_tokens for admission in rig.router.services.admissions.values())
+    return sum(admission.backlog_tokens for admission in rig.router.services.admissions)
 
 
 async def test_less_room_gives_back_all_that_was_taken() -> None:

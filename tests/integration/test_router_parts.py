@@ -230,7 +230,7 @@ async def test_each_part_waits_for_its_own_room_and_counts_in_the_backlog() -> N
         rig.prefill.close_gate(Gate.PREFILL)
         client = await send(rig, {**TWO, "prompt": ["x" * 400, "y" * 400, "z" * 400, "a" * 400, "b" * 400, "c" * 400]})
         await until(lambda: rig.router.services.num_queued == 2)
-        assert rig.router.services.admissions[Role.PREFILL].backlog_tokens == 4 * 5
+        assert rig.router.services.admissions.shared[Role.PREFILL].backlog_tokens == 4 * 5
         await until(lambda: len(rig.decode.seen) == 4)
         rig.prefill.open_gate(Gate.PREFILL)
         assert len((await client.receive()).json()["choices"]) == 6

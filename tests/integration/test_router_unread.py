@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from fakes.router import Rig, raw, running_rig, send, until
 from integration.tls_clients import ended
 from patience import PATIENCE_S
 from pdcluster_router.core.clients.room import RoomLimit
+from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.http import reading, records
 from pdcluster_router.http.reading import SLICE_BYTES
+from pdcluster_router.http.tls import TlsConnection
 from watched import num_watched
 
 pytestmark = pytest.mark.anyio
@@ -35,12 +38,37 @@ def files(request: pytest.FixtureRequest, authority: Authority, tmp_path: Path) 
 
 
 async def send_many(rig: Rig) -> RawClient:
+    """``MANY`` come to the router in one read. On a busy machine they would come in many."""
     rig.decode.close_gate(Gate.RESERVE)
-    client = await rig.client()
-    await client.send(raw())
-    await rig.decode.next_request()
+    gathered = Gathered(RouterProtocol if rig.router.certificate is None else TlsConnection)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathered.kind, "data_received", gathered.taker())
+        client = await rig.client()
+        await client.send(raw())
+        await rig.decode.next_request()
+    gathered.is_on = True
     client.writer.write(MANY)
     return client
+
+
+class Gathered:
+    """Keeps what connections of this kind receive until ``MANY`` are whole. A connection keeps the method that it was
+    made with, so the class is itself again for all others."""
+
+    def __init__(self, kind: type[RouterProtocol | TlsConnection]) -> None:
+        self.kind = kind
+        self.is_on = False
+        self._kept = b""
+        self._receive: Callable[..., None] = kind.data_received
+
+    def taker(self) -> Callable[[object, bytes], None]:
+        def take(connection: object, data: bytes) -> None:
+            self._kept += data
+            if not self.is_on or len(self._kept) >= len(MANY):
+                self.is_on, whole, self._kept = False, self._kept, b""
+                self._receive(connection, whole)
+
+        return take
 
 
 async def test_bytes_that_wait_take_room_until_their_client_leaves(files: dict[str, Any]) -> None:

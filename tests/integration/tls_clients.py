@@ -12,6 +12,7 @@ import pytest
 from fakes.certificates import Authority, Issued
 from fakes.http import RawClient
 from fakes.router import Rig
+from patience import PATIENCE_S
 
 
 def trusting(authority: Authority, **versions: Any) -> ssl.SSLContext:
@@ -48,8 +49,9 @@ def der_of(issued: Issued) -> bytes:
 async def ended(reader: asyncio.StreamReader) -> None:
     """The router has closed the connection, in order or not."""
     with suppress(ConnectionError):
-        while await reader.read(1 << 16):
-            pass
+        async with asyncio.timeout(PATIENCE_S):
+            while await reader.read(1 << 16):
+                pass
 
 
 def hello(authority: Authority) -> bytes:

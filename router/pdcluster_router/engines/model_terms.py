@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 import msgspec
 
 from pdcluster_router.core.apis.openai_errors import ApiError, alias_not_found, model_not_found, shown_names
 from pdcluster_router.core.apis.rewrite import ClientBody
+from pdcluster_router.core.clients.model_admissions import ModelAdmissions
 from pdcluster_router.core.engines.catalog import (
     ModelGroup,
+    base_of,
+    engines_by_base,
     group_for,
     is_adapter,
     is_listed,
@@ -43,6 +46,7 @@ class ModelTerms:
         self,
         roster: Roster,
         terms: Terms,
+        admissions: ModelAdmissions[Any],
         *,
         refuses_unknown: bool,
         aliases: Mapping[str, str] = MappingProxyType({}),
@@ -57,6 +61,7 @@ class ModelTerms:
         """Since when they are these; 0: since the router's start."""
         self._roster = roster
         self._terms = terms
+        self._admissions = admissions
         self._refuses_unknown = refuses_unknown
 
     def follow(self, terms: Terms, *, refuses_unknown: bool, aliases: Mapping[str, str], now_unix_s: float) -> None:
@@ -80,10 +85,13 @@ class ModelTerms:
             any_engine = replace(self._terms, engines_name=engines_name) if engines_name else self._terms
             return None if self._refuses_unknown else any_engine
         some = self._roster.whole if group.is_whole else self._roster.candidates_of(group.engines)
+        queue = base_of(group.engines) if engines_by_base(self._roster.all_engines()) else ""
         terms = Terms(
             some.place_decode,
             some.place_prefill,
             self._terms.retries,
+            self._admissions.of(queue),
+            queue,
             has_prefill=group.has_prefill,
             engines_name=engines_name,
             model=name if len(name) <= _MAX_LABEL and is_listed(name, group.engines) else "",

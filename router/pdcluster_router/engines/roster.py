@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import Action
+from pdcluster_router.core.clients.admission import Admission
 from pdcluster_router.core.engines.breaker import Circuit
 from pdcluster_router.core.engines.catalog import group_again, lists_of
 from pdcluster_router.core.engines.listing import Listing
@@ -52,6 +53,10 @@ class Terms:
     place_prefill: Callable[[RequestFacts, Sequence[Engine], str], Engine | None]
     """The prefill engine to ask next, likewise. The last argument is decode's revision, which prefill must have too."""
     retries: Retries
+    admissions: Mapping[Role, Admission[Any]]
+    """The backlog and the queue of these engines, by the role that computes the prompt."""
+    queue: str = ""
+    """The base model whose queue that is; empty: all models share it."""
     wants_receipt: bool = False
     """Whether decode shall say how many tokens were pushed to it."""
     has_prefill: bool = True

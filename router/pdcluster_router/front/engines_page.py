@@ -28,11 +28,11 @@ def describe_pool(services: Services) -> PoolPage:
 
 
 def _requests(services: Services) -> Requests:
-    admissions = services.admissions.items()
+    sum_of = services.admissions.sum_of
     return Requests(
         running=len(services.running),
-        queued={role.value: admission.num_queued for role, admission in admissions},
-        backlog_tokens={role.value: admission.backlog_tokens for role, admission in admissions},
+        queued={role.value: sum_of(role, lambda one: one.num_queued) for role in Role},
+        backlog_tokens={role.value: sum_of(role, lambda one: one.backlog_tokens) for role in Role},
     )
 
 

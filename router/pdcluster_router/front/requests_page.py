@@ -57,7 +57,10 @@ def with_lines(services: Services, request: KeptRequest, most: int = MAX_LOOKED_
     ahead = request.ahead
     if ahead is None or not ahead.num_requests:
         return request
-    log, end = services.admissions[Role(ahead.queue)].turn_log, ahead.first_turn + ahead.num_requests
+    pair = services.admissions.find(ahead.model)
+    if pair is None:
+        return request
+    log, end = pair[Role(ahead.queue)].turn_log, ahead.first_turn + ahead.num_requests
     lines = log.between(end - min(most, ahead.num_requests), end)
     told = tuple(LineAhead(line.name, line.num_requests, line.num_tokens) for line in lines[:MAX_LINES_AHEAD])
     num_known, num_others = sum(line.num_requests for line in lines), len(lines) - len(told)

@@ -66,7 +66,7 @@ class Exchange:
         self.calls = ReservationCalls(self._reservation_lost)
         """Decode's reservation, and the outcome for decode, as far as they are known."""
         self._attempts = PrefillAttempts(services, request, self._prefill_ended)
-        self._share = BacklogShare(services, request.prefill_role, request.body.estimated_prompt_tokens)
+        self._share = BacklogShare(services, request)
         self._verdict = UNDECIDED
         self._prefill_reason = "no prefill engine is there to ask"
         """The last failure of prefill: the reason if no prefill engine is left. Kept for the next decode engine too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.apis.openai_errors import ApiError, deadline_passed, draining, queue_full, queue_timeout
 from pdcluster_router.core.clients.admission import Admission
 from pdcluster_router.core.clients.fair_queue import KeyFlow
+from pdcluster_router.core.clients.model_admissions import ModelAdmissions
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.requests.unserved import keep_turned_away
@@ -28,6 +30,7 @@ from pdcluster_router.telemetry.metrics import Outcome
 MIN_TICK_S: Final = 0.01
 """The timer rests this long between two looks at the queue, so that a crowd of deadlines does not cost a look each."""
 
+_ROLES: Final = (Role.PREFILL, Role.DECODE)
 Start = Callable[[HotCycle, ClientRequest], None]
 
 
@@ -39,18 +42,15 @@ class Gate:
         self._services = services
         self._start = start
         self._flow_of = flow_of
-        self._admissions: dict[Role, Admission[_Waiting]] = services.admissions
+        self._admissions: ModelAdmissions[_Waiting] = services.admissions
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = 0.0
         services.on_room(self._admit)
-        prefill, decode = self._admissions[Role.PREFILL], self._admissions[Role.DECODE]
-        services.metrics.watch_queue(
-            lambda: services.num_queued, lambda: prefill.backlog_tokens, lambda: decode.backlog_tokens
-        )
+        services.metrics.watch_queue(lambda: services.num_queued, *(partial(self._backlog_of, role) for role in _ROLES))
 
     def enter(self, cycle: HotCycle, request: ClientRequest) -> None:
         """The request is started, waits, or is answered with an error."""
-        admission = self._admissions[request.prefill_role]
+        admission = request.terms.admissions[request.prefill_role]
         share = admission.share_of(request.body.estimated_prompt_tokens)
         if admission.enter(share):
             self._start(cycle, request)
@@ -69,20 +69,20 @@ class Gate:
 
     def waiting_with(self, request_id: str) -> list[ClientRequest]:
         """The requests of this id that wait. Costs a look at each waiting request."""
-        waiters = [waiting for admission in self._admissions.values() for waiting in admission.waiters]
+        waiters = [waiting for admission in self._admissions for waiting in admission.waiters]
         return [waiting.until_now() for waiting in waiters if waiting.request.request_id == request_id]
 
     def follow_keys(self) -> None:
         """The keys' weights and priorities have changed: they hold for the requests that wait, too."""
         now = self._services.now()
-        for admission in self._admissions.values():
+        for admission in self._admissions:
             admission.follow(self._flow_of, now=now)
         self._services.make_room()
 
     def follow_settings(self) -> None:
         """The settings have changed. Requests that wait keep their longest wait."""
         settings = self._services.settings
-        for admission in self._admissions.values():
+        for admission in self._admissions:
             admission.limit(
                 engine_tokens=settings.max_prefill_backlog_tokens,
                 max_queued=settings.max_queued_requests,
@@ -96,11 +96,14 @@ class Gate:
         if self._timer is not None:
             self._timer.cancel()
         now = self._services.now()
-        for admission in self._admissions.values():
+        for admission in self._admissions:
             for waiting in admission.clear():
                 self._waited(waiting, now)
                 waiting.cycle.keep_alive = False
                 self._turn_away(waiting, FailureKind.DRAINING, draining(), Outcome.REJECTED)
+
+    def _backlog_of(self, role: Role) -> int:
+        return self._admissions.sum_of(role, lambda admission: admission.backlog_tokens)
 
     def _queue(self, waiting: _Waiting, share: int) -> None:
         admission, request, now = waiting.admission, waiting.request, self._services.now()
@@ -125,7 +128,7 @@ class Gate:
 
     def _admit(self) -> None:
         now = self._services.now()
-        for admission in self._admissions.values():
+        for admission in self._admissions:
             next_turn = admission.turn_log.num_turns
             for turn, waiting in enumerate(admission.admit(now=now), start=next_turn):
                 self._waited(waiting, now)
@@ -147,12 +150,12 @@ class Gate:
     def _expire(self) -> None:
         self._timer = None
         now = self._services.now()
-        for admission in self._admissions.values():
+        for admission in self._admissions:
             retry_after_s = admission.retry_after_s(now=now)
             for waiting in admission.expire(now=now):
                 self._waited_too_long(waiting, now, retry_after_s)
         self._services.make_room()
-        deadlines = [admission.next_deadline() for admission in self._admissions.values()]
+        deadlines = [admission.next_deadline() for admission in self._admissions]
         if left := [deadline for deadline in deadlines if deadline is not None]:
             self._wake_by(min(left))
 
@@ -216,7 +219,8 @@ class _Waiting:
         """The request, with the turns that others had before ``turn`` while it waited."""
         if self.first_turn is None:
             return self.request
-        return replace(self.request, turns_ahead=(self.request.prefill_role, self.first_turn, turn))
+        request = self.request
+        return replace(request, turns_ahead=(request.prefill_role, self.first_turn, turn, request.terms.queue))
 
     def until_now(self) -> ClientRequest:
         return self.until(self.admission.turn_log.num_turns)

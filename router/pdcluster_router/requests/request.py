@@ -17,8 +17,9 @@ from pdcluster_router.services import Services
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
 """Module constants: Python 3.11 takes ten times as long to find a member in its Enum."""
-TurnsAhead: TypeAlias = tuple[Role, int, int]
-"""Turns in the queue for engines of this role: the first turn in its ``TurnLog``, and the turn after the last."""
+TurnsAhead: TypeAlias = tuple[Role, int, int, str]
+"""Turns in the queue for engines of this role: the first turn in its ``TurnLog``, and the turn after the last. Then the
+queue's base model; empty: all models share it."""
 LARGE_BODY_BYTES: Final = 4 << 10
 """A longer body is forgotten once it will not be sent again. That takes 1 us; the scan of so many bytes took 5 us."""
 
@@ -72,30 +73,32 @@ class BacklogShare:
     Owned by the exchange. ``move(None)`` gives it back.
     """
 
-    __slots__ = ("_num_tokens", "_services", "_taken", "role")
+    __slots__ = ("_admissions", "_num_tokens", "_services", "_taken", "role")
 
-    def __init__(self, services: Services, role: Role, num_tokens: int) -> None:
-        """The request has entered: it holds its share for ``num_tokens`` on the engines of ``role``."""
+    def __init__(self, services: Services, request: ClientRequest) -> None:
+        """The request has entered: it holds its share on the engines that have to prefill it."""
         self._services = services
-        self._num_tokens = num_tokens
-        self.role: Role | None = role
+        self._admissions = request.terms.admissions
+        self._num_tokens = request.body.estimated_prompt_tokens
+        self.role: Role | None = request.prefill_role
         """The role that has to prefill the request; None: no role has. ``move`` changes it."""
-        self._taken = services.admissions[role].share_of(num_tokens)
+        self._taken = self._admissions[self.role].share_of(self._num_tokens)
 
     def recount(self, num_tokens: int) -> None:
         """Exactly ``num_tokens`` are to be prefilled."""
         self._num_tokens = num_tokens
         if self.role is not None:
-            before, self._taken = self._taken, self._services.admissions[self.role].share_of(num_tokens)
-            self._services.give_back(self.role, before - self._taken)
+            admission = self._admissions[self.role]
+            before, self._taken = self._taken, admission.share_of(num_tokens)
+            if admission.give_back(before - self._taken):
+                self._services.make_room()
 
     def move(self, role: Role | None) -> None:
         """The request is work for engines of ``role`` from now on."""
-        services = self._services
-        if self.role is not None and services.admissions[self.role].give_back(self._taken):
-            services.make_room()
+        if self.role is not None and self._admissions[self.role].give_back(self._taken):
+            self._services.make_room()
         self.role = role
         if role is not None:
-            admission = services.admissions[role]
+            admission = self._admissions[role]
             self._taken = admission.share_of(self._num_tokens)
             admission.take_again(self._taken)

@@ -171,12 +171,12 @@ class Verifier:
             api=OPENAI,
             body=parse_body(_body_of(num_words)),
             timeouts=Timeouts(left_s, left_s, left_s),
-            terms=_terms_of(pair),
+            terms=_terms_of(pair, services),
             has_transfer=True,
             client="",
             received_at=services.now(),
         )
-        admission = services.admissions[Role.PREFILL]
+        admission = services.admissions.shared[Role.PREFILL]
         admission.take_again(admission.share_of(request.body.estimated_prompt_tokens))
         return request
 
@@ -219,11 +219,12 @@ def _body_of(num_words: int) -> bytes:
     return orjson.dumps({"prompt": prompt, "max_tokens": _NUM_TOKENS, "ignore_eos": True, "temperature": 0})
 
 
-def _terms_of(pair: EnginePair) -> Terms:
+def _terms_of(pair: EnginePair, services: Services) -> Terms:
     return Terms(
         place_decode=lambda _, tried: None if pair.decode in tried else pair.decode,
         place_prefill=lambda _, tried, __: None if pair.prefill in tried else pair.prefill,
         retries=_ONCE,
+        admissions=services.admissions.shared,
         wants_receipt=True,
     )
 

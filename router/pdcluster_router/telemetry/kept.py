@@ -63,7 +63,7 @@ class KeptRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cached_tokens: int | None = None
     moments: Sequence[MomentPart] = ()
     """The fields of each ``Moment``, one after the other."""
-    ahead: tuple[Role, int, int] | None = None
+    ahead: tuple[Role, int, int, str] | None = None
     """The role of the queue, its first turn while the request waited, and the turn after the last: as in
     ``ClientRequest``."""
 
@@ -204,11 +204,11 @@ def reason_of(text: str) -> str:
     return scrub(text)[:MAX_REASON_CHARS]
 
 
-def _ahead_in(turns: tuple[Role, int, int] | None) -> QueueAhead | None:
+def _ahead_in(turns: tuple[Role, int, int, str] | None) -> QueueAhead | None:
     if turns is None:
         return None
-    role, first, end = turns
-    return QueueAhead(queue=role.value, first_turn=first, num_requests=end - first)
+    role, first, end, model = turns
+    return QueueAhead(queue=role.value, model=model, first_turn=first, num_requests=end - first)
 
 
 def _moments_in(parts: Sequence[MomentPart]) -> tuple[Moment, ...]:

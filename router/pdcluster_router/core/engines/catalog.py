@@ -92,6 +92,25 @@ def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
     return list(same.values())
 
 
+def engines_by_base(engines: Sequence[E]) -> dict[str, list[E]]:
+    """The engines of each base model that decode engines list, by its first name there; empty if that is one model.
+
+    An engine that has told none may serve any.
+    """
+    decodes = [engine for engine in engines if engine.role is Role.DECODE]
+    bases = dict.fromkeys(listing.bases[0] for listing in _listings_of(decodes))
+    if len(bases) < 2:
+        return {}
+    return {base: [engine for engine in engines if _may_serve(engine, base)] for base in bases}
+
+
+def base_of(engines: Sequence[SaysModels]) -> str:
+    """The base model of these engines, which are those of a group, as ``engines_by_base`` names it; empty: none tells
+    it."""
+    listings = _listings_of([engine for engine in engines if engine.role is Role.DECODE])
+    return listings[0].bases[0] if listings else ""
+
+
 def served_names(engines: Sequence[SaysModels], aliases: Mapping[str, str]) -> list[str]:
     """The names of base models that decode engines serve, and the aliases of models that they serve.
 
@@ -192,6 +211,10 @@ def _group(engines: list[E], present: list[E]) -> ModelGroup[E]:
 
 def _whole(present: list[E]) -> ModelGroup[E]:
     return ModelGroup(tuple(present), is_whole=True)
+
+
+def _may_serve(engine: SaysModels, base: str) -> bool:
+    return engine.listing is None or base in engine.listing.bases
 
 
 def _has(engines: Sequence[E], role: Role) -> bool:

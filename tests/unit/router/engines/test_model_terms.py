@@ -12,6 +12,8 @@ import pytest
 from fakes.answers import models_answer
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.apis.rewrite import parse_body
+from pdcluster_router.core.clients.admission import Admission
+from pdcluster_router.core.clients.model_admissions import ModelAdmissions
 from pdcluster_router.core.engines.listing import read_listing
 from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.core.engines.outage import Sign
@@ -33,13 +35,21 @@ SILENCE = b"{}"
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
 
+ALIASES = {"db": "sql", "fast": "llama"}
+
+
 class Pool:
     """Engines and the terms of requests to them."""
 
     def __init__(self) -> None:
         self.roster = Roster(PoolLimits(4, 1.0, 1.0), least_tokens, self._forget, lambda _: None, lambda: 0.0)
-        terms = Terms(self.roster.place_decode, self.roster.place_prefill, Retries(3, 3, recomputes=True))
-        self.terms = ModelTerms(self.roster, terms, refuses_unknown=True, aliases={"db": "sql", "fast": "llama"})
+        self.admissions: ModelAdmissions[str] = ModelAdmissions(
+            lambda: Admission(engine_tokens=100, max_queued=3, queue_s=30.0)
+        )
+        terms = Terms(
+            self.roster.place_decode, self.roster.place_prefill, Retries(3, 3, recomputes=True), self.admissions.shared
+        )
+        self.terms = ModelTerms(self.roster, terms, self.admissions, refuses_unknown=True, aliases=ALIASES)
         self.members: list[Member] = []
 
     def _forget(self) -> None:
@@ -72,10 +82,16 @@ class Asked:
 
     def __init__(self, pool: Pool, name: str) -> None:
         body = parse_body(b'{"model":"%b","prompt":"a"}' % name.encode())
+        self._pool = pool
         terms = pool.terms.find(body)
         assert terms is not None
         self._request, self._terms = RequestFacts(b"/v1/completions", b"", body, ""), terms
         self._of_parts = OnePrefill(terms).terms
+
+    @property
+    def queue(self) -> str:
+        assert self._terms.admissions is self._pool.admissions.find(self._terms.queue)
+        return self._terms.queue
 
     @property
     def decodes(self) -> set[Engine]:
@@ -184,3 +200,14 @@ async def test_an_alias_has_the_terms_of_its_model_and_an_adapter_one_number_by_
         names = {name: terms.engines_name for name, terms in found.items() if terms is not None}
         assert names == {"db": b'"sql"', "sql": b"", "fast": b'"llama"'}
         assert (Asked(pool, "fast").prefills, Asked(pool, "fast").decodes) == ({prefill}, {decode})
+
+
+async def test_models_of_different_bases_have_queues_of_their_own_and_their_adapters_are_in_them() -> None:
+    async with pool_of((PREFILL, MORE), (DECODE, MORE), (PREFILL, QWEN), (DECODE, QWEN)) as (pool, _):
+        queues = {name: Asked(pool, name).queue for name in ("llama", "fast", "chat", "qwen", "other")}
+        assert queues == {"llama": "llama", "fast": "llama", "chat": "llama", "qwen": "qwen", "other": "qwen"}
+
+
+async def test_models_of_one_base_share_the_queue_whatever_adapters_engines_have() -> None:
+    async with pool_of((PREFILL, MORE), (DECODE, MORE), (PREFILL, OLD), (DECODE, OLD)) as (pool, _):
+        assert {Asked(pool, name).queue for name in ("llama", "chat", "sql")} == {""}

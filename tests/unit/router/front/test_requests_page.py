@@ -21,7 +21,7 @@ async def test_the_last_ones_are_looked_at_and_none_before_or_behind(most: int, 
     urls = {"prefill_urls": ["http://p:1"], "decode_urls": ["http://d:1"]}
     services = Services(build_settings(**urls, internal_port=9), make_secret("s" * 32))
     for name in ("before", "a", "a", "b", "behind"):
-        services.admissions[Role.DECODE].turn_log.note(name, 1)
+        services.admissions.shared[Role.DECODE].turn_log.note(name, 1)
     ahead = QueueAhead(queue=Role.DECODE.value, first_turn=1, num_requests=3)
     found = with_lines(services, KeptRequest(request_id="R", ahead=ahead), most).ahead
     assert found is not None

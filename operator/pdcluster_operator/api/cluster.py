@@ -153,8 +153,8 @@ class PoolTls(ApiModel):
     clients, and engines answer all that have one of these authorities. Renewals are taken without a restart."""
     server_name: str | None = Field(default=None, min_length=1, max_length=MAX_NAME, pattern=_DNS_NAME)
     """The DNS name that the certificate has. Default: that of the routers' internal Service, which is
-    NAME-router-internal.NAMESPACE.svc if the PDCluster's name is a DNS label of at most 36 characters that begins with
-    a letter. Pods are called by addresses, which no certificate names."""
+    NAME-router-internal.NAMESPACE.svc if the PDCluster's name has at most 36 characters. Pods are called by addresses,
+    which no certificate names."""
 
 
 def _tls_in(spec: str) -> str:

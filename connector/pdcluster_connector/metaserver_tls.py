@@ -17,7 +17,7 @@ from typing import Final
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.pem_files import FileState, client_context, no_password, state_of, words_of
 
-logger = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("vllm.pdcluster.metaserver")
 
 LOOK_S: Final = 3.0
 """Seconds between two looks at the files. Only a call looks."""
@@ -81,10 +81,10 @@ class MetaserverTls:
         except ConfigError as error:
             told, self._problem = self._problem, str(error)
             if self._problem != told:
-                logger.warning("metaserver tls not changed reason=%s", error)
+                _LOG.warning("metaserver tls not changed reason=%s", error)
         else:
             self._problem = ""
-            logger.info("metaserver tls changed")
+            _LOG.info("metaserver tls changed")
 
     def _look(self) -> list[FileState]:
         return list(map(state_of, self._files.paths))

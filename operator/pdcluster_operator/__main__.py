@@ -6,12 +6,10 @@ import argparse
 import asyncio
 import logging
 import os
-import resource
 import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from pdcluster_kube.access import SERVICE_ACCOUNT, read_pod
@@ -19,6 +17,7 @@ from pdcluster_operator.replica import serve
 from pdcluster_operator.settings import FLAGS, Settings, build_settings
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.logs import start_logging
+from pdcluster_protocol.open_files import raise_open_file_limit
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         settings = parse_settings(argv, os.environ, SERVICE_ACCOUNT)
         start_logging(settings.log_format)
-        _raise_open_file_limit()
+        raise_open_file_limit()
         asyncio.run(serve(settings))
     except ConfigError as error:
         print(f"pdcluster operator: {error}", file=sys.stderr)
@@ -68,13 +67,6 @@ def _access_told_by(environ: Mapping[str, str], service_account: Path, *, is_els
         found["lease_namespace"] = namespace
     found |= FLAGS.told_by(environ)
     return found if is_elsewhere else {**found, **told}
-
-
-def _raise_open_file_limit() -> None:
-    """Raise the limit of open files to the system's. Each watch holds one, and many systems start with 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # Some systems name a limit that they do not grant.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import ProxyProtocol
+from pdcluster_protocol.open_files import raise_open_file_limit
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
 from pdcluster_router.core.apis.openai_errors import ApiError, bad_request, no_room
 from pdcluster_router.core.clients.proxy_protocol import Preface
@@ -291,7 +291,7 @@ def run(settings: Settings, secret: Secret, reread: Callable[[], Settings] | Non
         read_engines(settings)
     if reread is not None or _reads_files(settings):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # Until ``startup`` is over: then it is heard.
-    _raise_open_file_limit()
+    raise_open_file_limit()
     reader = None if reread is None else SettingReader(settings, reread)
     sockets, settings = listen(settings)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -347,9 +347,3 @@ def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
         timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         backlog=backlog(),
     )
-
-
-def _raise_open_file_limit() -> None:
-    """Raises the limit of open files to the system's. A request holds up to four, and many systems start with 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -161,17 +161,17 @@ class TargetVerifier:
         except ConfigError as error:
             return TrialVerdict.FAILED, str(error)
         except KubeError as error:
-            return TrialVerdict.NOBODY_ANSWERED, str(error)
+            return TrialVerdict.UNANSWERED, str(error)
         except TimeoutError:
-            return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
+            return TrialVerdict.UNANSWERED, f"{asked.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
         except aiohttp.ClientSSLError as error:
-            return TrialVerdict.NOBODY_ANSWERED, _not_trusted(asked, error)
+            return TrialVerdict.UNANSWERED, _not_trusted(asked, error)
         except (aiohttp.ClientError, OSError) as error:
-            return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {error}"
+            return TrialVerdict.UNANSWERED, f"{asked.url} could not be asked: {error}"
         except Exception as error:
             # The top of a task: a bug in one pool's verification must not end the term, and with it all pools' work.
             logger.exception("verification broke target=%s", asked.target)
-            return TrialVerdict.NOBODY_ANSWERED, f"{asked.url} could not be asked: {type(error).__name__}"
+            return TrialVerdict.UNANSWERED, f"{asked.url} could not be asked: {type(error).__name__}"
 
     async def _secret(self, asked: ToVerify) -> Secret:
         """The pool's secret.
@@ -228,7 +228,7 @@ def _verdict_of(status: int, body: bytes) -> tuple[TrialVerdict, str]:
     if status == 200:
         return TrialVerdict.PASSED, ""
     if status >= _SERVER_ERROR or status in _NO_VERDICT:
-        return TrialVerdict.NOBODY_ANSWERED, f"the router answered {status}: {message}"
+        return TrialVerdict.UNANSWERED, f"the router answered {status}: {message}"
     return TrialVerdict.FAILED, message
 
 

@@ -24,7 +24,7 @@ class TrialVerdict(Enum):
 
     PASSED = auto()
     FAILED = auto()
-    NOBODY_ANSWERED = auto()
+    UNANSWERED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class TargetTrials:
         """The trials after a request has ended. ``chance``: in [0, 1), spreads the next requests."""
         if verdict is TrialVerdict.PASSED:
             return TargetTrials(self.target, now + PACE.most_s, result=VerificationResult(Verification.PASSED))
-        num_unanswered = self.num_unanswered + 1 if verdict is TrialVerdict.NOBODY_ANSWERED else 0
+        num_unanswered = self.num_unanswered + 1 if verdict is TrialVerdict.UNANSWERED else 0
         is_verdict = not num_unanswered or num_unanswered >= PATIENCE
         return replace(
             self,

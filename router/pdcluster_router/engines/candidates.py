@@ -24,7 +24,7 @@ from pdcluster_router.core.engines.placement import (
 from pdcluster_router.engines.engine import Engine
 
 Tiers: TypeAlias = tuple[list[Engine], ...]
-_NOBODY: Final[Tiers] = ()
+_NO_TIERS: Final[Tiers] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Candidates:
         """``tallies``: where the policy counts its choices. ``now``: monotonic seconds."""
         self.policy = policy
         """Chooses among the engines that may get a request."""
-        self.decode_tiers = _NOBODY
+        self.decode_tiers = _NO_TIERS
         self._tallies = tallies
         self._now = now
         self._prefill_tiers: dict[str, Tiers] = {}
@@ -89,7 +89,7 @@ class Candidates:
             heir = self._heir_of(request.body.alias_of or request.body.model)
             return heir.candidates.place_prefill(request, tried, revision) if heir and heir.has_prefill else None
         if tried or revision not in self._choosers:
-            return self._choose_other(request, self._prefill_tiers.get(revision, _NOBODY), tried)
+            return self._choose_other(request, self._prefill_tiers.get(revision, _NO_TIERS), tried)
         return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
     def other_decode(self, tried: Sequence[Engine]) -> Engine | None:

@@ -74,10 +74,10 @@ def _found(router: Router, name: str) -> list[KeptRequest]:
     records = chain(services.divided, (one.record for one in services.running))
     running = ((one.row(), one.unanswered()) for one in records if name in one.names)
     going = islice(chain(((row, ()) for row in queued), running), MAX_FOUND)
-    return [*(_told(row, parts) for row, parts in going), *map(explained, services.kept.find(name))]
+    return [*(_explained_row(row, parts) for row, parts in going), *map(explained, services.kept.find(name))]
 
 
-def _told(row: KeptRow, parts: Sequence[KeptRow]) -> KeptRequest:
+def _explained_row(row: KeptRow, parts: Sequence[KeptRow]) -> KeptRequest:
     """``parts``: those that the request waits for."""
     request, slowest = request_of(row), furthest_behind(map(request_of, parts))
     return explained(request) if slowest is None else explained_by(request, slowest)

@@ -152,7 +152,7 @@ class RouterProtocol(ReadingProtocol):
             self.cold_body(body)
             return
         if cycle.refusal is None and (refusal := cycle.add_body(body, self._max_body_bytes)):
-            self._refuse(cycle, self._told(refusal))
+            self._refuse(cycle, self._count_no_room(refusal))
         if cycle is not self._active and not self._is_ending:
             self._num_bytes_ahead += len(body)
             if self._num_bytes_ahead > MAX_BYTES_AHEAD:
@@ -278,7 +278,7 @@ class RouterProtocol(ReadingProtocol):
         cycle.begun_at = self.begun_at
         cycle.refusal = (None if self._is_internal else router.admit(cycle)) or cycle.add_head(self.num_head_bytes())
         if cycle.refusal is not None:
-            self._told(cycle.refusal)
+            self._count_no_room(cycle.refusal)
         if not (self._is_internal or head.request_id):
             cycle.request_id = os.urandom(16).hex().encode()
         cycle.takes_chunks = version != "1.0"
@@ -350,9 +350,9 @@ class RouterProtocol(ReadingProtocol):
         raise RefusedRequest(error)
 
     def no_room(self) -> ApiError:
-        return self._told(no_room(self._router.room.max_bytes))
+        return self._count_no_room(no_room(self._router.room.max_bytes))
 
-    def _told(self, error: ApiError) -> ApiError:
+    def _count_no_room(self, error: ApiError) -> ApiError:
         """Returns ``error``. A lack of room is counted now, not when the client gets the error at its turn."""
         if error.code == "no_room":
             self._tell(FailureKind.NO_ROOM, error)

@@ -35,12 +35,12 @@ def describe_status(services: Services) -> bytes:
     now_unix_s = services.unix_now()
     found = [(request, fate) for fate, num in NUM_RECENT.items() for request in services.kept.newest(fate, num)]
     found.sort(key=lambda one: -(one[0].ended_at_unix_s or 0.0))
-    told = [(_told(services, request), fate) for request, fate in found]
+    told = [(_with_queue_and_alias(services, request), fate) for request, fate in found]
     recent = tuple(recent_request(one, fate.value, now_unix_s=now_unix_s) for one, fate in told)
     return msgspec.json.encode(StatusPage(pool=describe_pool(services), recent=recent))
 
 
-def _told(services: Services, request: KeptRequest) -> KeptRequest:
+def _with_queue_and_alias(services: Services, request: KeptRequest) -> KeptRequest:
     return with_its_alias(services, with_lines(services, request, MAX_AHEAD))
 
 

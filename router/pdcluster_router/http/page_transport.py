@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class ToWhoIsThere:
+class PageTransport:
     """Drops all that is written to a closed connection. When a client leaves, uvicorn tells only the newest page of
     the connection. If another page then wrote, uvloop would log a long error each time."""
 

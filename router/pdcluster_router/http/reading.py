@@ -38,7 +38,7 @@ from pdcluster_router.core.clients.proxy_protocol import Origin, Preface
 from pdcluster_router.core.clients.room import Unread, without_used
 from pdcluster_router.http.flow import Flow
 from pdcluster_router.http.leavers import Leavers
-from pdcluster_router.http.page_transport import ToWhoIsThere
+from pdcluster_router.http.page_transport import PageTransport
 from pdcluster_router.http.pauses import PausingProtocol
 
 _RESET: Final = struct.pack("ii", 1, 0)
@@ -344,7 +344,7 @@ class ReadingProtocol(PausingProtocol):
         self.url, self.expect_100_continue = url, head.expects_continue
         self.headers.extend(head.headers)  # The scope holds this very list.
         super().on_headers_complete()
-        self.cycle.transport = ToWhoIsThere(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
+        self.cycle.transport = PageTransport(self.transport)  # type: ignore[assignment]  # all that a cycle asks of one
 
     def drop_unread_page(self, error: ApiError) -> bool:
         """Ends a page whose body is being read. Returns True if it is the page's turn and its answer has not begun: the

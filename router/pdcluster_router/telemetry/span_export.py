@@ -53,7 +53,7 @@ class EndedRequest(msgspec.Struct, frozen=True, gc=False):
     """Above 0: it was served in parts."""
 
 
-class Takes(Protocol):
+class SpanSink(Protocol):
     """A collector, as the thread needs it."""
 
     problem: str
@@ -68,7 +68,7 @@ class SpanExport:
 
     def __init__(
         self,
-        collector: Takes | SpanCollector,
+        collector: SpanSink | SpanCollector,
         encoder: SpanEncoder,
         scheme: str,
         count_lost: Callable[[int], None],

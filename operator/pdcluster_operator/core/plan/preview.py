@@ -63,8 +63,9 @@ def _observed_of(before: PDCluster | None) -> Observed:
     if before is None:
         return Observed(has_leader_worker_sets=True)
     try:
-        target = target_of(pool_of(before, _IMAGE), Observed(has_leader_worker_sets=True))
-        router_deployment(pool_of(before, _IMAGE))
+        pool = pool_of(before, _IMAGE)
+        target = target_of(pool, Observed(has_leader_worker_sets=True))
+        router_deployment(pool)
     except ConfigError as error:
         raise ConfigError(
             f"the earlier spec cannot be carried out ({error}), so the cluster does not run it: "

@@ -28,7 +28,7 @@ def held_by_groups(fleet: Fleet) -> str:
     for number in range(1, max(fleet.of(role).wanted for role in ROLES) + 1):
         step = next_step(_each(fleet, partial(replace, unavailable=number)))
         if held := gaps.keys() & _moved_by(step):
-            return _told({name: gaps[name] for name in sorted(held)}, number)
+            return _held_back_words({name: gaps[name] for name in sorted(held)}, number)
     return ""
 
 
@@ -59,7 +59,7 @@ def _moved_by(step: Step | None) -> set[str]:
     return {change.workload for change in step.changes} if step else set()
 
 
-def _told(held: dict[str, tuple[int, ...]], unavailable: int) -> str:
+def _held_back_words(held: dict[str, tuple[int, ...]], unavailable: int) -> str:
     groups = "; ".join(f"group {', '.join(map(str, gap))} of {name} is not ready" for name, gap in held.items())
     return (
         f"{groups}, and a LeaderWorkerSet gives up its last groups first, of which a ready one is needed: mend what is "

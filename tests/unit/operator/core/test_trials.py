@@ -34,11 +34,11 @@ def test_failures_are_told_at_once_and_tried_again_later_and_later() -> None:
 def test_that_nobody_answered_is_a_verdict_only_when_it_goes_on() -> None:
     trial = TargetTrials("t", 0.0)
     for _ in range(PATIENCE - 1):
-        trial = trial.ended(TrialVerdict.NOBODY_ANSWERED, "no KV", 0.0, 0.0)
+        trial = trial.ended(TrialVerdict.UNANSWERED, "no KV", 0.0, 0.0)
         assert trial.result is None
-    assert trial.ended(TrialVerdict.NOBODY_ANSWERED, "no KV", 0.0, 0.0).result == FAILED
+    assert trial.ended(TrialVerdict.UNANSWERED, "no KV", 0.0, 0.0).result == FAILED
 
 
 def test_a_failure_stays_known_while_nobody_answers() -> None:
     trial = TargetTrials("t", 0.0).ended(TrialVerdict.FAILED, "no KV", 0.0, 0.0)
-    assert trial.ended(TrialVerdict.NOBODY_ANSWERED, "away", 0.0, 0.0).result == FAILED
+    assert trial.ended(TrialVerdict.UNANSWERED, "away", 0.0, 0.0).result == FAILED

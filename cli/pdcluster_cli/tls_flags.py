@@ -82,7 +82,10 @@ class TlsFlags:
         """The likely cause if the other end refuses us."""
         if not self.cert:
             return "it may ask for a certificate: give --tls-cert and --tls-key"
-        return f"it may refuse --tls-cert {self.cert}, which must be valid, for clients, and of an authority it trusts"
+        return (
+            f"it may refuse --tls-cert {self.cert}: that must not have expired, must allow client authentication, and "
+            "must be signed by an authority that the other end trusts"
+        )
 
 
 def add_tls_flags(parser: argparse.ArgumentParser) -> None:

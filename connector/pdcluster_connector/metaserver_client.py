@@ -91,7 +91,9 @@ class MetaserverClient:
 
     def _start(self, request_id: RequestId, url: str, said: DecodeCall, deadline: float) -> None:
         if len(self._calls) >= _MAX_WAITING and request_id not in self._calls:
-            full = f"{_MAX_WAITING} requests of this decode engine wait for the router already: start more of them"
+            full = (
+                f"{_MAX_WAITING} requests of this decode engine wait for the router already: start more decode engines"
+            )
             self._outcomes.append((request_id, failed(full)))
             return
         call = self._loop.create_task(self._call(request_id, url, said, deadline), name=f"reserve {request_id}")

@@ -31,7 +31,7 @@ _GZIP: Final = b"\x1f\x8b"
 
 def read_access_log(path: str, name: str) -> tuple[KeptAnswer, str]:
     """The newest requests with this id in the file (``-``: standard input), and why it cannot be read to its end, as a
-    log that is still being compressed; empty: it was."""
+    log that is still being compressed; empty: it was read."""
     problems: list[Exception] = []
     found: list[KeptRequest] = []
     try:
@@ -73,7 +73,7 @@ def _readable(lines: Iterable[bytes], problems: list[Exception]) -> Iterator[byt
 
 
 def _said(error: Exception) -> str:
-    return f"it cannot be read: {getattr(error, 'strerror', None) or error}"
+    return str(getattr(error, "strerror", None) or error)
 
 
 def _parse(text: bytes, parts: Sequence[bytes]) -> AccessLine | None:

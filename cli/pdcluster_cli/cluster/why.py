@@ -37,9 +37,9 @@ def _answers(given: argparse.Namespace) -> dict[str, KeptAnswer | str]:
     if given.access_log:
         answer, problem = read_access_log(given.access_log, given.request_id)
         if problem and answer.requests:
-            rest = f"pdcluster why: {given.access_log}: of the rest, where newer ones may be, {problem}"
-            print(printable(rest), file=sys.stderr)
-        return {given.access_log: answer if answer.requests or not problem else problem}
+            rest = f"{given.access_log}: could not read the rest of the file, which may hold newer requests: {problem}"
+            print(printable(f"pdcluster why: {rest}"), file=sys.stderr)
+        return {given.access_log: answer if answer.requests or not problem else f"it cannot be read: {problem}"}
     answers = ask_routers(given, path_for(given.request_id))
     return {router: _read(body) if isinstance(body, bytes) else body for router, body in answers.items()}
 

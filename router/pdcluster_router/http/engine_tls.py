@@ -204,8 +204,8 @@ _NO_TLS: Final = (
 _OUR_CERTIFICATE: Final = "give the router one that the engine trusts: --engine-cert and --engine-key"
 _SEE_LOG_TOO: Final = f"{_SEE_LOG}; if it asks for certificates, {_OUR_CERTIFICATE}"
 _UNHEARD: Final = (
-    "it hung up right behind the TLS handshake: if it asks for certificates (--ssl-cert-reqs 2), it has refused ours, "
-    f"or there is none: {_OUR_CERTIFICATE}"
+    "it hung up right behind the TLS handshake: it may ask for a client certificate (--ssl-cert-reqs 2), "
+    f"and have got none or refused the router's: {_OUR_CERTIFICATE}"
 )
 
 

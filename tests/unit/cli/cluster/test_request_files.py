@@ -72,7 +72,7 @@ def test_its_cause_is_that_of_its_failures() -> None:
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     path = tmp_path / "access"
-    assert read_access_log(str(path), "R") == (KeptAnswer(), "it cannot be read: No such file or directory")
+    assert read_access_log(str(path), "R") == (KeptAnswer(), "No such file or directory")
     path.write_bytes(text_of(LINE) + b"\n")
     assert read_access_log(str(path), "R") == (KeptAnswer(), "")
 
@@ -97,7 +97,7 @@ def test_a_file_that_was_compressed_is_read_and_one_that_is_cut_off_is_told(tmp_
         path.write_bytes(broken)
         answer, told = read_access_log(str(path), "R-7")
         assert not answer.requests
-        assert told.startswith("it cannot be read: ")
+        assert told
         assert "None" not in told
 
 
@@ -110,13 +110,14 @@ def test_of_a_compressed_file_that_is_cut_off_the_requests_before_that_are_told(
     )
     whole = gzip.compress(text_of(LINE) + b"\n" + others)
     path.write_bytes(whole[: len(whole) // 2])
-    problem = "it cannot be read: Compressed file ended before the end-of-stream marker was reached"
+    problem = "Compressed file ended before the end-of-stream marker was reached"
     assert why.main(["R-7", "--access-log", str(path)]) == 1
     told = capsys.readouterr()
     assert "R-7" in told.out
-    assert told.err == f"pdcluster why: {path}: of the rest, where newer ones may be, {problem}\n"
+    rest = "could not read the rest of the file, which may hold newer requests"
+    assert told.err == f"pdcluster why: {path}: {rest}: {problem}\n"
     assert why.main(["R-8", "--access-log", str(path)]) == 2
-    assert f"pdcluster why: {path}: {problem}\n" in capsys.readouterr().err
+    assert f"pdcluster why: {path}: it cannot be read: {problem}\n" in capsys.readouterr().err
 
 
 def test_the_first_byte_of_a_line_is_nobodys_and_an_engine_of_several_is_not_guessed() -> None:

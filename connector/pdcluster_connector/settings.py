@@ -100,9 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reshard_timeout_s: float = 60.0
     """Prefill with token-major KV: how long the other ranks of the engine may be late for an exchange of KV, after
     which no request is resharded any more until the engine is restarted. Default 60: a rank is late for a forward pass
-    at most. Half of it is the most that a rank itself waits for its device or for staging memory, and
-    a sixth how long a part may lie there while others want its space. At least 3 x (``hold_s`` + 2) and
-    2 x (``handshake_timeout_s`` + 2)."""
+    at most. A rank waits at most half of it for its device or for space. A part keeps wanted space for at most a sixth.
+    At least 3 x (``hold_s`` + 2) and 2 x (``handshake_timeout_s`` + 2)."""
     content_check: ContentCheck = ContentCheck.SAMPLED
     """Decode: how much of the pushed KV is compared with what prefill has, before the first token: ``off``, ``sampled``
     or ``full``. Content that differs is pushed once more; if it differs again the attempt is lost. Default ``sampled``:

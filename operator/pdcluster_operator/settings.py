@@ -1,6 +1,7 @@
 """The operator's settings: each with its unit, default, bounds, and why that default.
 
-Built once, in ``__main__``, checked there, and handed down. Nothing else reads the command line or the environment.
+Built once, in ``__main__``, checked there, and handed down. Nothing else of the operator reads the command line
+or the environment.
 """
 
 from __future__ import annotations

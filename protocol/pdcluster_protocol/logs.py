@@ -2,11 +2,12 @@
 
 The template of a log call says which values are fields, so call sites stay plain:
 
-    logger.warning("lease not renewed lease=%s error=%s", ref, error)
+    logger.warning("lease not renewed or read lease=%s reason=%s", ref, error)
 
-    text   2026-11-23 09:40:01,250 WARNING pdcluster_operator.leader lease not renewed lease=Lease a/b error=no answer
+    text   2026-11-23 09:40:01,250 WARNING pdcluster_operator.leader lease not renewed or read lease=Lease a/b
+           reason=no answer (one line)
     json   {"ts": "2026-11-23T09:40:01.250Z", "level": "warning", "logger": "pdcluster_operator.leader",
-            "event": "lease not renewed", "lease": "Lease a/b", "error": "no answer"}
+            "event": "lease not renewed or read", "lease": "Lease a/b", "reason": "no answer"}
 
 Each ``key=%s`` of the template is a field, and the rest of the template is the event. Lines of most libraries are
 events without fields.

@@ -98,9 +98,9 @@ class Settings(SpanSettings):
     api_key_interval_s: float = Field(default=3.0, gt=0, le=3600)
     """Seconds between two looks at that file. 3: a key is good or gone within seconds; a look costs microseconds."""
     tls_cert: Path | None = None
-    """PEM file with the certificate that clients are shown, and those between it and its authority behind it. The
-    client port then speaks TLS 1.2 and 1.3 only; the internal one has a certificate of its own. None: plain HTTP, for
-    a gateway with TLS, or one machine."""
+    """PEM file with the certificate that clients are shown, followed by the intermediate certificates. The client port
+    then speaks TLS 1.2 and 1.3 only; the internal one has a certificate of its own. None: plain HTTP, for a gateway
+    with TLS, or one machine."""
     tls_key: Path | None = None
     """PEM file with the private key of ``tls_cert``, without a password. None: as there."""
     tls_interval_s: float = Field(default=3.0, gt=0, le=3600)
@@ -120,8 +120,8 @@ class Settings(SpanSettings):
     """PEM file with the authorities that engines' certificates are trusted by, or these certificates themselves. All
     engines must then be https. None: the authorities of this system."""
     engine_cert: Path | None = None
-    """PEM file with the certificate that engines are shown which ask for one (mTLS), and those between it and its
-    authority behind it. All engines must then be https. None: engines are shown none."""
+    """PEM file with the certificate for engines that ask for one (mTLS), followed by the intermediate certificates. All
+    engines must then be https. None: engines are shown none."""
     engine_key: Path | None = None
     """PEM file with the private key of ``engine_cert``, without a password. None: as there."""
     engine_tls_name: DnsName | None = None
@@ -196,15 +196,14 @@ class Settings(SpanSettings):
     trusted and send many large images, give more."""
     max_buffered_bytes: int = Field(default=256 << 20, ge=1 << 20, le=1 << 40)
     """Bytes of requests whose answer has not begun, heads included, over all connections and the queue, and of answers
-    to questions that clients have not taken; what finds no room gets 503. Of several keys none may hold more than twice
-    what it leaves free. 256 MiB: 4,096 queued prompts of 16,000 tokens, or 32 bodies of the largest size, in the memory
-    of a small pod. Bodies count once, also before they are decrypted; while a request is sent on there are up to two
-    copies more, and two encrypted ones with TLS."""
+    to questions that clients have not taken; what finds no room gets 503. With several keys, each may hold at most
+    twice the bytes that are free. 256 MiB: 4,096 queued prompts of 16,000 tokens, or 32 bodies of the largest size, in
+    the memory of a small pod. Bodies count once, also before they are decrypted; while a request is sent on there are
+    up to two copies more, and two encrypted ones with TLS."""
     max_connections: int = Field(default=0, ge=0, le=1 << 20)
-    """Connections of clients that are served at a time; further ones get 503, but for engines' calls and probes of
-    ``/health``. 0: about a fifth of the files that the process may open, for a request holds up to four descriptors, a
-    connection that is one too many another, and the internal port needs some; at most 16384, as many as one engine may
-    be given."""
+    """Connections of clients that are served at a time; further ones get 503, except probes of ``/health``. 0: about a
+    fifth of the files that the process may open, for a request holds up to four descriptors, a connection that is one
+    too many another, and the internal port needs some; at most 16384, as many as one engine may be given."""
     max_internal_connections: int = Field(default=0, ge=0, le=1 << 20)
     """Connections to the internal port at a time. Of more, those on which no whole call waits are closed, first of the
     address with the most of them; no new one is turned away. 0: as many as ``max_connections``, for each request may
@@ -238,9 +237,10 @@ class Settings(SpanSettings):
     """File that gets one JSON line for each request of a client that has ended, or ``-`` for stdout. Its fields are in
     docs/operations.md. None: no access log, for a line has 700 bytes: 60 GB a day at 1,000 requests a second."""
     kept_requests_bytes: int = Field(default=8 << 20, ge=0, le=64 << 20)
-    """Bytes of memory in which the router remembers its last requests, for ``pdcluster why``: half of it those that
-    failed, so that good ones do not push them out. 0: it remembers none. 8 MiB: some 8,000 good requests and 6,000
-    failed ones, and a sixteenth of what a small pod has. All of it is searched at once when somebody asks."""
+    """Bytes of memory in which the router remembers its last requests, for ``pdcluster why``: half of it for those that
+    failed, three eighths for good ones, an eighth for those that clients caused, so that none push out the others. 0:
+    it remembers none. 8 MiB: some 7,500 good requests and 6,500 failed ones, and a sixteenth of what a small pod has.
+    All of it is searched at once when somebody asks."""
     log_format: LogFormat = LogFormat.TEXT
     """Form of the log's lines. json: one object a line, each value a field of its own. text: for people."""
 
@@ -304,7 +304,7 @@ class Settings(SpanSettings):
     def _trusts_who_must_be(self) -> Self:
         if self.proxy_protocol is ProxyProtocol.REQUIRED and not self.trusted_proxies:
             raise ValueError(
-                "--proxy-protocol is required and --trusted-proxies not given: name whose header is believed"
+                "--proxy-protocol is required and --trusted-proxies not given: name the load balancers' networks"
             )
         return self
 

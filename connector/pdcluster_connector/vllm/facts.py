@@ -1,4 +1,4 @@
-"""Everything the connector knows about vLLM's configuration and memory, read once into plain values.
+"""Collects facts of vLLM's configuration and memory, once, as plain values.
 
 Source of truth: vLLM 0.32 ``config/``, ``v1/kv_cache_interface.py``, ``v1/attention/backends``.
 """

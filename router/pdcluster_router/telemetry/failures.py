@@ -71,8 +71,8 @@ class FailureKind(Enum):
     """Connections to the internal port were closed: there were more than ``max_internal_connections``, or a call of an
     address that held less found no room."""
     TLS_REFUSED = "tls_refused"
-    """A connection to the client port with TLS came to no agreement: no TLS, none that both know, or a client that
-    does not trust the certificate."""
+    """A connection to the client port or the internal port, with TLS, came to no agreement: no TLS, none that both
+    know, or a caller that does not trust the certificate."""
     PROXY_REFUSED = "proxy_refused"
     """A connection to the client port had to begin with a PROXY header: it had none, or came from no trusted proxy."""
     ENGINE_TLS_REFUSED = "engine_tls_refused"

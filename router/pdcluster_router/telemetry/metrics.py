@@ -244,7 +244,7 @@ _ENGINES = (
 )
 _MODELS = (
     "Seconds from a request's arrival to the first body byte of an answer that ended well, by the model as engines "
-    "list it; empty: a model that none of them lists, or none was named, and all beyond the hundredth"
+    "list it. The label is empty for unnamed and unlisted models, and for models after the first 100"
 )
 
 

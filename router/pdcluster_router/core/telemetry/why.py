@@ -220,8 +220,9 @@ WORDS: Final[dict[str, Words]] = {
         "See who holds so many without a call that waits: engines hold few. A NetworkPolicy keeps others out.",
     ),
     "tls_refused": Words(
-        "a client and the client port came to no TLS agreement",
-        "See that clients ask https:// and trust the certificate, and that the file has those between.",
+        "a connection to the client port, or to the internal port, came to no TLS agreement",
+        "See that clients ask https:// and trust the certificate, and that the certificate file holds the intermediate "
+        "certificates.",
     ),
     "proxy_refused": Words(
         "a connection to the client port did not begin with a trusted proxy's PROXY header",

@@ -27,7 +27,7 @@ check: install  ## the fast part: format, lint, types, layers, unit and property
 # Three at a time on two cores, since tests of the parts wait for processes. Only check-connector imports vLLM, 14 s of CPU: pytest's own workers would do so each.
 .PHONY: check-style check-laws check-connector check-parts
 BRIEF_TESTS = PDCLUSTER_FEW_EXAMPLES=1 $(BIN)/python -m pytest -q -m "not slow and not long"
-WITH_VLLM = tests/unit/connector tests/unit/benchmarks
+WITH_VLLM = tests/unit/connector tests/unit/benchmarks tests/unit/test_examples.py
 
 check-style:
 	$(BIN)/ruff format --check .

@@ -82,7 +82,7 @@ class QueueAhead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     queue: str
     """Role of the engines that they waited for."""
     model: str = ""
-    """The base model of these engines; empty: all models share one queue."""
+    """The base model of these engines; empty: it was the shared queue."""
     first_turn: int
     """Number of the first of them, counted over all requests that were let in since the router's start."""
     num_requests: int

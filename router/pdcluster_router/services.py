@@ -22,10 +22,9 @@ from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.apis.openai_errors import ApiError
 from pdcluster_router.core.clients.admission import Admission
 from pdcluster_router.core.clients.model_admissions import ModelAdmissions
-from pdcluster_router.core.engines.catalog import engines_by_base
 from pdcluster_router.core.engines.load import AnswerLength
 from pdcluster_router.core.engines.membership import Member
-from pdcluster_router.core.engines.placement import Policy, decode_tiers, usable_prefills
+from pdcluster_router.core.engines.placement import Policy
 from pdcluster_router.core.engines.policies.affinity import affinity
 from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.core.requests.dialect import Dialect, PdclusterDialect, Posted
@@ -35,7 +34,7 @@ from pdcluster_router.core.telemetry.request_trace import SampledTrace
 from pdcluster_router.engines.discovery import discovery_of
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.engine_file import engine_file_of
-from pdcluster_router.engines.model_terms import ModelTerms
+from pdcluster_router.engines.model_terms import ModelTerms, size_queues
 from pdcluster_router.engines.roster import Roster, Terms
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import PoolLimits
@@ -260,10 +259,7 @@ class Services:
     def _pool_changed(self) -> None:
         """Adapts the backlogs' limits and the models' terms to the usable engines, and tells the listeners."""
         self.model_terms.forget()
-        engines = self.all_engines()
-        usable = {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: self.roster.num_usable_decodes}
-        by_base = engines_by_base(engines)
-        self.admissions.set_engines(usable, {base: _num_usable(some) for base, some in by_base.items()})
+        size_queues(self.admissions, self.roster)
         self.make_room()
         for tell in self._pool_listeners:
             tell()
@@ -296,12 +292,6 @@ def _named_in(settings: Settings) -> list[Member]:
     """The engines that the flags name: all have the same revision."""
     prefills = [Member(url, Role.PREFILL) for url in settings.prefill_urls]
     return prefills + [Member(url, Role.DECODE) for url in settings.decode_urls]
-
-
-def _num_usable(engines: list[Engine]) -> dict[Role, int]:
-    """The engines among these that new requests are placed among."""
-    tiers = decode_tiers(engines)
-    return {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: len(tiers[0]) if tiers else 0}
 
 
 def _sample_of(engine: Engine) -> EngineSample:

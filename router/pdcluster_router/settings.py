@@ -176,8 +176,8 @@ class Settings(SpanSettings):
     65536: eight steps of vLLM's usual 8192, some seconds of work. Less lets prefill run dry between two requests; more
     only keeps decode's blocks reserved for longer."""
     max_queued_requests: int = Field(default=4096, ge=0, le=65536)
-    """Requests that wait until prefill has room, for each model; more get 429. 4096: a second or two of the busiest
-    pool. Their bytes are bounded by ``max_buffered_bytes``."""
+    """Requests that wait until prefill has room, for each model and role; more get 429. 4096: a second or two
+    of the busiest pool. Their bytes are bounded by ``max_buffered_bytes``."""
     queue_timeout_s: float = Field(default=30.0, gt=0, le=86400)
     """Seconds in that queue before 503. 30: a client that waited longer is better told to come back."""
     reservation_timeout_s: float | None = Field(default=None, gt=0, le=86400)

@@ -1,4 +1,4 @@
-"""A crowd that wants one model, and requests for another: they do not wait for each other."""
+"""Many requests for one model, and some for another: they do not wait for each other."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ async def test_the_pages_tell_all_queues_together_and_each_requests_own() -> Non
         internal = await rig.internal()
         page = (await internal.get(POOL_PATH)).json()
         assert page["requests"]["queued"] == {"prefill": rig.router.services.num_queued, "decode": 0}
-        prefill = rig.router.services.admissions.of("llama")[Role.PREFILL]
+        llama = rig.router.services.admissions.find("llama")
+        assert llama is not None
+        prefill = llama[Role.PREFILL]
         assert page["requests"]["backlog_tokens"]["prefill"] == prefill.backlog_tokens > 0
         assert await rig.metric("pdcluster_router_prefill_backlog_tokens") == prefill.backlog_tokens
     async with crowded_rig() as (rig, crowd):
@@ -89,10 +91,28 @@ async def test_a_request_that_waits_is_served_although_engines_come_to_serve_ano
         shared = rig.router.services.admissions.shared[Role.PREFILL]
         await until(lambda: shared.num_queued > 0)
         rig.prefills[1].models = rig.decodes[1].models = QWEN
-        await until(lambda: len([*rig.router.services.admissions]) == 6)
+        all_engines = rig.router.services.all_engines
+        await until(lambda: sum(one.listing is not None and "qwen" in one.listing.bases for one in all_engines()) == 2)
+        assert rig.router.services.admissions.models == {"llama", "qwen"}
         for prefill in rig.prefills:
             prefill.open_gate(Gate.PREFILL)
         for client in crowd:
             assert (await client.receive()).status == 200
         assert (await post(rig, asking("qwen"))).status == 200
         await rig.settled()
+
+
+async def test_a_model_that_is_the_only_one_again_keeps_its_queue_and_all_its_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pdcluster_router.engines.health.PROBES_FOR_LIST", 1)
+    async with crowded_rig(probe_interval_s=EDGE_S / 1000) as (rig, _):
+        llama = rig.router.services.admissions.find("llama")
+        assert llama is not None
+        num_waiting = llama[Role.PREFILL].num_queued
+        rig.prefills[1].models = rig.decodes[1].models = LLAMA
+        all_engines = rig.router.services.all_engines
+        await until(lambda: all(one.listing is not None and "llama" in one.listing.bases for one in all_engines()))
+        assert (await post(rig, asking("qwen"))).status == 404
+        await until(lambda: llama[Role.PREFILL].num_queued < num_waiting)
+        assert rig.router.services.admissions.shared[Role.PREFILL].backlog_tokens == 0

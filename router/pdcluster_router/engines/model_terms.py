@@ -7,7 +7,7 @@ whatever engines list.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,19 +15,23 @@ from zlib import crc32
 
 import msgspec
 
+from pdcluster_protocol.labels import Role
 from pdcluster_router.core.apis.openai_errors import ApiError, alias_not_found, model_not_found, shown_names
 from pdcluster_router.core.apis.rewrite import ClientBody
 from pdcluster_router.core.clients.model_admissions import ModelAdmissions
 from pdcluster_router.core.engines.catalog import (
     ModelGroup,
+    base_names,
     base_of,
-    engines_by_base,
+    engines_of_base,
     group_for,
     is_adapter,
     is_listed,
     lists_that_differ,
+    models_of_decodes,
     served_names,
 )
+from pdcluster_router.core.engines.placement import decode_tiers, usable_prefills
 from pdcluster_router.engines.candidates import Candidates
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster, Terms
@@ -85,12 +89,12 @@ class ModelTerms:
             any_engine = replace(self._terms, engines_name=engines_name) if engines_name else self._terms
             return None if self._refuses_unknown else any_engine
         some = self._roster.whole if group.is_whole else self._roster.candidates_of(group.engines)
-        queue = base_of(group.engines) if engines_by_base(self._roster.all_engines()) else ""
+        queue = self._admissions.model_of(base_of(group.engines))
         terms = Terms(
             some.place_decode,
             some.place_prefill,
             self._terms.retries,
-            self._admissions.of(queue),
+            self._admissions.find(queue) or self._admissions.shared,
             queue,
             has_prefill=group.has_prefill,
             engines_name=engines_name,
@@ -130,6 +134,22 @@ class ModelTerms:
         if len(self.known) >= _MAX_KNOWN:
             self.known.clear()
         self.known[name] = terms
+
+
+def size_queues(admissions: ModelAdmissions[Any], roster: Roster) -> None:
+    """The engines have changed: each model has the limits for those that its requests may be placed among."""
+    engines = roster.all_engines()
+    names = base_names(engines, admissions.models)
+    models = models_of_decodes(engines, names)
+    wanted = admissions.models | (models if len(models) > 1 else frozenset())
+    num_all = {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: roster.num_usable_decodes}
+    admissions.follow(names, num_all, {model: _num_usable(engines_of_base(model, names, engines)) for model in wanted})
+
+
+def _num_usable(engines: Sequence[Engine]) -> dict[Role, int]:
+    """The engines among these that new requests are placed among."""
+    tiers = decode_tiers(engines)
+    return {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: len(tiers[0]) if tiers else 0}
 
 
 def _adapter_number(name: str, group: ModelGroup[Engine]) -> int | None:

@@ -96,12 +96,12 @@ class RouterServer(uvicorn.Server):
                 themselves this is only logged: no engine that comes may keep further routers from starting.
         """
         await self._open(sockets)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         try:
             self._check_aliases(self._settings)
         except ConfigError:
             await self.shutdown(sockets)
             raise
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def _check_aliases(self, settings: Settings) -> None:
         """Raises: ConfigError: As ``startup``."""

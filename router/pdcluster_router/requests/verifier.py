@@ -31,6 +31,7 @@ from pdcluster_router.core.apis.openai_errors import (
 )
 from pdcluster_router.core.apis.rewrite import parse_body
 from pdcluster_router.core.clients.room import Room
+from pdcluster_router.core.engines.catalog import base_of
 from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Retries, Timeouts
@@ -176,7 +177,7 @@ class Verifier:
             client="",
             received_at=services.now(),
         )
-        admission = services.admissions.shared[Role.PREFILL]
+        admission = request.terms.admissions[Role.PREFILL]
         admission.take_again(admission.share_of(request.body.estimated_prompt_tokens))
         return request
 
@@ -220,11 +221,13 @@ def _body_of(num_words: int) -> bytes:
 
 
 def _terms_of(pair: EnginePair, services: Services) -> Terms:
+    queue = services.admissions.model_of(base_of((pair.decode,)))
     return Terms(
         place_decode=lambda _, tried: None if pair.decode in tried else pair.decode,
         place_prefill=lambda _, tried, __: None if pair.prefill in tried else pair.prefill,
         retries=_ONCE,
-        admissions=services.admissions.shared,
+        admissions=services.admissions.find(queue) or services.admissions.shared,
+        queue=queue,
         wants_receipt=True,
     )
 

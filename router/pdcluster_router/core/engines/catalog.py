@@ -92,21 +92,33 @@ def lists_that_differ(engines: Sequence[E]) -> list[list[E]]:
     return list(same.values())
 
 
-def engines_by_base(engines: Sequence[E]) -> dict[str, list[E]]:
-    """The engines of each base model that decode engines list, by its first name there; empty if that is one model.
+def base_names(engines: Sequence[SaysModels], kept: Collection[str]) -> dict[str, str]:
+    """Each name of a base model that engines list, and the one name that stands for all names of that model.
 
-    An engine that has told none may serve any.
+    Names that one engine lists are of one model. One of ``kept`` stands for it, else the first of the alphabet.
     """
-    decodes = [engine for engine in engines if engine.role is Role.DECODE]
-    bases = dict.fromkeys(listing.bases[0] for listing in _listings_of(decodes))
-    if len(bases) < 2:
-        return {}
-    return {base: [engine for engine in engines if _may_serve(engine, base)] for base in bases}
+    models: list[set[str]] = []
+    for listing in _listings_of(engines):
+        names = set(listing.bases)
+        same = [one for one in models if one & names]
+        models = [one for one in models if not one & names] + [names.union(*same)]
+    return {name: min(names & set(kept) or names) for names in models for name in names}
+
+
+def models_of_decodes(engines: Sequence[SaysModels], names: Mapping[str, str]) -> set[str]:
+    """The base models that decode engines list. ``names``: of ``base_names``."""
+    return {names[listing.bases[0]] for listing in _listings_of([one for one in engines if one.role is Role.DECODE])}
+
+
+def engines_of_base(model: str, names: Mapping[str, str], engines: Sequence[E]) -> tuple[E, ...]:
+    """The engines that requests for this base model may be placed among. ``names``: of ``base_names``."""
+    present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
+    own = [one for one in present if one.listing is not None and names[one.listing.bases[0]] == model]
+    return _group_of(BASE, own, present).engines
 
 
 def base_of(engines: Sequence[SaysModels]) -> str:
-    """The base model of these engines, which are those of a group, as ``engines_by_base`` names it; empty: none tells
-    it."""
+    """The first name of the base model that these decode engines list; empty: none tells it."""
     listings = _listings_of([engine for engine in engines if engine.role is Role.DECODE])
     return listings[0].bases[0] if listings else ""
 
@@ -211,10 +223,6 @@ def _group(engines: list[E], present: list[E]) -> ModelGroup[E]:
 
 def _whole(present: list[E]) -> ModelGroup[E]:
     return ModelGroup(tuple(present), is_whole=True)
-
-
-def _may_serve(engine: SaysModels, base: str) -> bool:
-    return engine.listing is None or base in engine.listing.bases
 
 
 def _has(engines: Sequence[E], role: Role) -> bool:

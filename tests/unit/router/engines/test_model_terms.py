@@ -21,7 +21,7 @@ from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.core.requests.pairing import Retries
 from pdcluster_router.engines.engine import Engine
-from pdcluster_router.engines.model_terms import ModelTerms
+from pdcluster_router.engines.model_terms import ModelTerms, size_queues
 from pdcluster_router.engines.roster import Roster, Terms
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.requests.part import OnePrefill
@@ -55,6 +55,7 @@ class Pool:
     def _forget(self) -> None:
         if hasattr(self, "terms"):
             self.terms.forget()
+            size_queues(self.admissions, self.roster)
 
     def add(self, role: Role, said: bytes) -> Engine:
         """A healthy engine of this role, which has said this."""
@@ -205,7 +206,7 @@ async def test_an_alias_has_the_terms_of_its_model_and_an_adapter_one_number_by_
 async def test_models_of_different_bases_have_queues_of_their_own_and_their_adapters_are_in_them() -> None:
     async with pool_of((PREFILL, MORE), (DECODE, MORE), (PREFILL, QWEN), (DECODE, QWEN)) as (pool, _):
         queues = {name: Asked(pool, name).queue for name in ("llama", "fast", "chat", "qwen", "other")}
-        assert queues == {"llama": "llama", "fast": "llama", "chat": "llama", "qwen": "qwen", "other": "qwen"}
+        assert queues == {"llama": "llama", "fast": "llama", "chat": "llama", "qwen": "other", "other": "other"}
 
 
 async def test_models_of_one_base_share_the_queue_whatever_adapters_engines_have() -> None:

@@ -9,7 +9,7 @@ import pytest
 from fakes.answers import models_answer
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.breaker import Breaker
-from pdcluster_router.core.engines.catalog import group_for
+from pdcluster_router.core.engines.catalog import base_names, base_of, engines_of_base, group_for, models_of_decodes
 from pdcluster_router.core.engines.listing import Listing, read_listing
 from pdcluster_router.core.engines.membership import EngineState
 
@@ -133,3 +133,41 @@ def test_what_a_decode_engine_will_serve_comes_before_what_only_prefill_engines_
     group = group_for("sql", [Stub(PREFILL, other), decode])
     assert group is not None
     assert decode in group.engines
+
+
+A, A_AND_B, B = (read_listing(models_answer(*names)) for names in (("a",), ("a", "b"), ("b",)))
+
+
+def num_of(model: str, engines: list[Stub], kept: frozenset[str] = frozenset()) -> tuple[int, int]:
+    """How many prefill and decode engines requests for this base model may be placed among."""
+    names = base_names(engines, kept)
+    found = engines_of_base(names.get(model, model), names, engines)
+    return sum(one.role is PREFILL for one in found), sum(one.role is DECODE for one in found)
+
+
+def test_names_that_one_engine_lists_are_of_one_model_and_the_first_of_the_alphabet_stands_for_it() -> None:
+    engines = [*pair(B), *pair(A_AND_B), *pair(QWEN)]
+    assert base_names(engines, frozenset()) == {"a": "a", "b": "a", "qwen": "qwen"}
+    assert models_of_decodes(engines, base_names(engines, frozenset())) == {"a", "qwen"}
+    assert base_names(list(reversed(engines)), frozenset()) == {"a": "a", "b": "a", "qwen": "qwen"}
+
+
+def test_a_name_that_stood_for_a_model_still_does() -> None:
+    assert base_names(pair(A_AND_B), frozenset({"b"})) == {"a": "b", "b": "b"}
+
+
+def test_all_engines_of_a_model_count_whatever_they_call_it() -> None:
+    engines = [*(Stub(PREFILL, B) for _ in range(3)), Stub(DECODE, A_AND_B), *pair(QWEN)]
+    assert num_of("b", engines) == num_of("a", engines) == (3, 1)
+    assert base_of(engines) == "a"
+
+
+def test_silent_engines_count_only_where_they_stand_in() -> None:
+    silent = pair(None)
+    assert num_of("llama", [*pair(LLAMA), *pair(QWEN), *silent]) == (1, 1)
+    assert num_of("llama", [*pair(LLAMA, decode=SICK), *pair(QWEN), *silent]) == (1, 2)
+    assert base_of(silent) == ""
+
+
+def test_engines_that_leave_do_not_count() -> None:
+    assert num_of("llama", [*pair(LLAMA), *pair(LLAMA, (EngineState.LEAVING, True)), *pair(QWEN)]) == (1, 2)

@@ -18,6 +18,7 @@ from pdcluster_protocol.flags import Flags
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ForwardedHeader, ProxyProtocol, RouterPolicy
 from pdcluster_protocol.logs import FORMAT_VARIABLE, LogFormat
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
+from pdcluster_router.picker_settings import PickerSettings
 from pdcluster_router.setting_forms import (
     ApiUrl,
     Discovery,
@@ -37,7 +38,7 @@ TRUSTED_PROXIES_VARIABLE: Final = "PDCLUSTER_TRUSTED_PROXIES"
 MODEL_ALIASES_VARIABLE: Final = "PDCLUSTER_MODEL_ALIASES"
 
 
-class Settings(SpanSettings):
+class Settings(PickerSettings, SpanSettings):
     """All that a router is told. Frozen: others come as a new object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -365,8 +366,9 @@ VARIABLES_PREFIX: Final = "PDCLUSTER_ROUTER__"
 """With two underscores: beside a Service ``pdcluster-router`` Kubernetes sets variables that begin with one."""
 SETTINGS_VARIABLE: Final = f"{VARIABLES_PREFIX}SETTINGS"
 
+_PARTS: Final = (*PickerSettings.model_fields, *SpanSettings.model_fields)
 FLAGS: Final = Flags(
-    {name: Settings.model_fields[name] for name in (*Settings.__annotations__, *SpanSettings.model_fields)},
+    {name: Settings.model_fields[name] for name in (*Settings.__annotations__, *_PARTS)},
     named={"prefill_urls": "--prefill", "decode_urls": "--decode", "model_aliases": "--model-alias"},
     hidden=frozenset({"engine_api_key"}) | SPAN_HIDDEN,
     shown={"model_aliases": "NAME=MODEL"},

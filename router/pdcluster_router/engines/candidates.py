@@ -92,7 +92,7 @@ class Candidates:
             return self._choose_other(request, self._prefill_tiers.get(revision, _NO_TIERS), tried)
         return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
-    def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
+    def other_decode(self, tried: Collection[Engine]) -> Engine | None:
         """The decode engine with the least to do of the best tier that is left; None: all are ``tried``. For calls
         without KV."""
         now = self._now()

@@ -180,7 +180,7 @@ class Roster:
     def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         return self.whole.place_prefill(request, tried, revision)
 
-    def other_decode(self, tried: Sequence[Engine]) -> Engine | None:
+    def other_decode(self, tried: Collection[Engine]) -> Engine | None:
         return self.whole.other_decode(tried)
 
     # Callbacks of engines, and the timer of their breakers.

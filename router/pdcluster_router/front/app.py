@@ -50,6 +50,7 @@ from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.engines_page import describe_pool
 from pdcluster_router.front.pages import LoggedPages, page_of, tell_error
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
+from pdcluster_router.front.picker.start import running_picker
 from pdcluster_router.front.requests_page import QUERY, answer_about
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
@@ -240,7 +241,7 @@ def _lifespan(
         num_prefill, num_decode = (len(router.services.engines[role]) for role in (Role.PREFILL, Role.DECODE))
         logger.info("router started prefill_engines=%d decode_engines=%d", num_prefill, num_decode)
         try:
-            async with asyncio.TaskGroup() as tasks, _watching(tasks, router):
+            async with asyncio.TaskGroup() as tasks, _watching(tasks, router), running_picker(router):
                 yield {ROUTER_STATE: router}
         finally:
             await router.close()

@@ -51,6 +51,7 @@ from pdcluster_router.http.turns import FREE_BYTES, Rows
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.fan_out import fan_out
 from pdcluster_router.requests.gate import Gate
+from pdcluster_router.requests.gateway import for_gateway
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.requests.reservation import take_reservation
 from pdcluster_router.requests.unserved import keep_limited, keep_refused
@@ -69,7 +70,7 @@ _READ_BYTES: Final = 256 << 10
 METASERVER: Final = METASERVER_PATH.encode()
 INTERNAL_PATHS: Final = frozenset((METASERVER,))
 
-_NOT_FORWARDED: Final = frozenset(
+NOT_FORWARDED: Final = frozenset(
     (
         *KEY_HEADERS,  # ``Access`` chooses the key that engines get.
         *ADDRESS_HEADERS,  # Engines need none. vLLM's server would log a made-up address: it believes loopback.
@@ -89,7 +90,7 @@ _NOT_FORWARDED: Final = frozenset(
         TIMEOUT_HEADER,
     )
 )
-_UNSAMPLED: Final = Sampled(None, _NOT_FORWARDED)
+_UNSAMPLED: Final = Sampled(None, NOT_FORWARDED)
 
 
 class Router:
@@ -132,7 +133,7 @@ class Router:
         self.num_asking = 0
         """Questions of clients that engines have now (``pass_on.py``), outside of ``services.running``."""
         spans = self.services.spans
-        self._sampling = Sampling(settings.trace_sample_ratio, _NOT_FORWARDED) if spans is not None else None
+        self._sampling = Sampling(settings.trace_sample_ratio, NOT_FORWARDED) if spans is not None else None
         """None: this router makes no spans."""
         self._on_refused = partial(keep_refused, self.services)
         self._rows = Rows(self._take, asyncio.get_running_loop().call_soon)
@@ -222,7 +223,7 @@ class Router:
         self.models.follow(self.services.model_terms.aliases)
         self.keep_alives.follow(settings.keep_alive_s)
         if self._sampling is not None:
-            self._sampling = Sampling(settings.trace_sample_ratio, _NOT_FORWARDED)
+            self._sampling = Sampling(settings.trace_sample_ratio, NOT_FORWARDED)
         self._stream_timeouts, self._plain_timeouts = timeouts_in(settings)
 
     def drain(self) -> None:
@@ -266,7 +267,9 @@ class Router:
             cycle.slot = admitted
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
-        is_one = request.has_transfer or not request.terms.has_prefill
+        if cycle.gateway is not None:
+            request = for_gateway(request, cycle.gateway)
+        is_one = request.has_transfer or not request.terms.has_prefill or cycle.gateway is not None
         if is_one or not fan_out(self.services, self.clients.parts, self.gate.enter, cycle, request):
             self.gate.enter(cycle, request)
 

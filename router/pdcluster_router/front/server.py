@@ -35,6 +35,7 @@ from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
 from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
 from pdcluster_router.front.clients import backlog
+from pdcluster_router.front.picker.start import check_picker
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.front.setting_changes import SettingReader
@@ -287,6 +288,7 @@ def run(settings: Settings, secret: Secret, reread: Callable[[], Settings] | Non
     certificate_of(settings)
     internal_certificate_of(settings)
     check_engine_files(settings)
+    check_picker(settings)
     if settings.engines_file is not None:
         read_engines(settings)
     if reread is not None or _reads_files(settings):
@@ -299,6 +301,9 @@ def run(settings: Settings, secret: Secret, reread: Callable[[], Settings] | Non
     print(f"router on {scheme}://{host}:{settings.port}", flush=True)
     scheme = "http" if settings.internal_tls_cert is None else "https"
     print(f"engines, operator and monitoring on {scheme}://{host}:{settings.internal_port}", flush=True)
+    if settings.picker_port:
+        _bind(settings.host, settings.picker_port, "--picker-port").close()  # gRPC's own error says less.
+        print(f"gateways ask at {host}:{settings.picker_port}", flush=True)
     for warning in warnings_of(settings, secret):
         print(warning, flush=True)
     server = RouterServer(settings, secret, reader)

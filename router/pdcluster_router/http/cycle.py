@@ -28,6 +28,7 @@ from pdcluster_router.core.clients.key_slot import KeySlot
 from pdcluster_router.core.clients.room import SMALL_BYTES, Room, RoomLimit
 from pdcluster_router.core.requests.keep_alive import COMMENT
 from pdcluster_router.http.cycle_ends import ClientConnection, CycleOwner, StreamSource
+from pdcluster_router.http.gateway import Gateway
 from pdcluster_router.telemetry.access_log import Teller
 
 JSON: Final = b"content-type: application/json\r\n"
@@ -68,6 +69,7 @@ class HotCycle:
         "begun_at",
         "client",
         "disconnected",
+        "gateway",
         "has_started",
         "has_stream_begun",
         "head",
@@ -135,6 +137,8 @@ class HotCycle:
         self.whole_at = 0.0
         """When the last byte came, if the request had to wait for its turn then; else 0."""
         self.owner: CycleOwner | None = None
+        self.gateway: Gateway | None = None
+        """None: the router itself carries the bytes."""
         self.refusal: ApiError | None = None
         self.client = ""
         """Name of the key that the client showed; empty: clients need none."""

@@ -95,8 +95,11 @@ class DecodeLeg:
     def send(self, params: DecodeParams | bytes | None, line: bytes, sink: ResponseSink) -> Call:
         """Sends the request to the placed engine, with one more header line. ``params``: None for no transfer."""
         assert self.engine is not None
-        body = self.request.body.for_decode(params)
-        self._call = self.engine.post(self.request.path, self.request.headers + line, body, sink, fresh=self._fresh)
+        body, headers, gateway = self.request.body.for_decode(params), self.request.headers + line, self.request.gateway
+        if gateway is None:
+            self._call = self.engine.post(self.request.path, headers, body, sink, fresh=self._fresh)
+        else:
+            self._call = gateway.post(self.engine.url, headers, body, sink)
         return self._call
 
     def recount(self, num_prompt_tokens: int) -> None:

@@ -12,6 +12,7 @@ from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.requests.pairing import Timeouts
 from pdcluster_router.core.telemetry.request_trace import SampledTrace
 from pdcluster_router.engines.roster import Terms
+from pdcluster_router.http.gateway import Gateway
 from pdcluster_router.services import Services
 
 _PREFILL: Final = Role.PREFILL
@@ -42,6 +43,8 @@ class ClientRequest(RequestFacts, frozen=True, kw_only=True):
     """None: it gets no spans."""
     is_part: bool = False
     """Whether it is a part of a client's request (``fan_out.py``): metrics count the whole, not the part."""
+    gateway: Gateway | None = None
+    """Carries the bytes of request and answer; None: the router does."""
     received_at: float
     """Monotonic seconds. The request's times count from here, also while it waits to enter."""
     read_s: float | None = None

@@ -282,6 +282,11 @@ def stalled(engine: str, seconds: float, *, is_client: bool) -> ApiError:
     return ApiError(504, "timeout", "stalled", f"{what} no byte of the answer for {seconds:g} s")
 
 
+def bad_gateway_mode(problem: str) -> ApiError:
+    """A gateway asks in a way that the picker cannot serve."""
+    return ApiError(500, _SERVER, "bad_gateway_mode", problem)
+
+
 def internal() -> ApiError:
     return ApiError(500, _SERVER, "internal_error", "the router failed on this request: see its log")
 

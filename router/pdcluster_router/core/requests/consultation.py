@@ -170,12 +170,13 @@ class Consultation:
     ``hear`` returns what a message means, and the replies that are due at once. All other methods return replies.
     """
 
-    __slots__ = ("_has_trailers", "_step", "modes")
+    __slots__ = ("_has_answer_body", "_has_trailers", "_step", "modes")
 
     def __init__(self) -> None:
         self.modes = BodyModes()
         self._step = _S.BEFORE
         self._has_trailers = {_REQUEST: False, _ANSWER: False}
+        self._has_answer_body = False
 
     @property
     def is_over(self) -> bool:
@@ -193,9 +194,15 @@ class Consultation:
         return self.modes.answer is BodyMode.DUPLEX
 
     @property
-    def may_begin_answer(self) -> bool:
-        """Whether the client may be sent the answer's head, or more of the answer."""
-        return self._step in (_S.HELD, _S.FLOWING)
+    def is_held(self) -> bool:
+        """The gateway waits with the answer's head: ``begin_answer`` or ``refuse`` comes next."""
+        return self._step is _S.HELD
+
+    @property
+    def may_add(self) -> bool:
+        """Whether bytes may go to the client that are not the engine's. Before the first piece of an answer Envoy takes
+        them for a mistake, and ends the stream (measured)."""
+        return self.carries_answer and self._has_answer_body and self._step in (_S.HELD, _S.FLOWING)
 
     @property
     def problem(self) -> str:
@@ -257,6 +264,7 @@ class Consultation:
         if isinstance(message, GatewayTrailers):
             self._has_trailers[_ANSWER] = True
             return (Heard.ANSWER_END,), ()
+        self._has_answer_body = True
         part = (Heard.ANSWER_PART,) if message.body else ()
         return (*part, Heard.ANSWER_END) if message.is_last else part, ()
 
@@ -306,17 +314,10 @@ class Consultation:
     # What is decided of the answer.
 
     def begin_answer(self, changes: HeaderChanges) -> Replies:
-        """The client gets the answer's head. Only while ``may_begin_answer``."""
+        """The client gets the answer's head. Only while ``is_held``."""
         assert self._step is _S.HELD
         self._step = _S.FLOWING
         return (HeadReply(_ANSWER, changes),)
-
-    def let_by(self) -> Replies:
-        """The client gets the engine's answer as it is. Only where the answer is not carried here."""
-        assert self._step is _S.HELD
-        assert not self.carries_answer
-        self._step = _S.PASSING
-        return (HeadReply(_ANSWER),)
 
     def write(self, body: bytes) -> Replies:
         """The client gets these bytes next, if the answer is carried here. Only once it has begun."""

@@ -46,13 +46,13 @@ from pdcluster_router.core.requests.consultation import (
     Heard,
     Replies,
 )
-from pdcluster_router.core.requests.gateway_headers import changes_between, endpoint_of, headers_in
+from pdcluster_router.core.requests.gateway_headers import NO_CHANGES, changes_between, endpoint_of, headers_in
 from pdcluster_router.front.router import NOT_FORWARDED, Router
 from pdcluster_router.front.server_protocol import MIN_UPLOAD_BYTES_PER_S
 from pdcluster_router.http.connection import ResponseHead, ResponseSink
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.gateway import GatewayCall
-from pdcluster_router.requests.gateway import Barred
+from pdcluster_router.requests.gateway import Barred, may_be_whole
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 logger = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ class PickerStream:
         self._call: GatewayCall | None = None
         self._request_headers: Headers = []
         self._answer_headers: Headers = []
+        self._unread_stream: ResponseHead | None = None
+        """The head of a stream that goes by unread; None: there is no such stream."""
         self._is_answering = False
         self._was_closing = self._is_framed = self._is_cut = False
         self._wanted_body_bytes = 0.0
@@ -137,15 +139,24 @@ class PickerStream:
             return
         self._is_ended = True
         self._timer.cancel()
-        is_whole_unread = self._talk.is_passing
-        cycle, call, self._cycle, self._call = self._cycle, self._call, None, None
+        if self._talk.is_passing:
+            self._end_unread()
+        cycle, self._cycle, self._call = self._cycle, None, None
         if cycle is not None:
-            if is_whole_unread and call is not None and not call.is_closed and not cycle.response_complete:
-                call.sink.on_end()  # The router cannot know better: see docs/gateway.md.
             cycle.gone()
         self._talk.close()
         self._router.clients.closed(self)
         self._news.set()
+
+    def _end_unread(self) -> None:
+        """An answer that went by unread is over. That it is whole is likely, and all that the router can know."""
+        sink, cycle, head = self._sink, self._cycle, self._unread_stream
+        if sink is None or cycle is None or not may_be_whole(cycle.owner):
+            return
+        if head is not None:
+            sink.on_head(head)
+            sink.on_body(_UNREAD)
+        sink.on_end()
 
     def abort(self) -> None:
         """Ends the stream: this guest makes room, or it has sent nothing in time."""
@@ -248,18 +259,26 @@ class PickerStream:
         named = dict(message.headers)
         self._answer_headers = [header for header in message.headers if header[0][:1] != b":"]
         length, status = named.get(b"content-length", b""), int(named.get(b":status", b"502"))
-        sink = self._sink
-        if sink is None:
+        kind = named.get(b"content-type", b"")
+        if self._sink is None:
             return
         if self._talk.carries_answer:
             num_bytes = int(length) if length.isdigit() else None
-            sink.on_head(ResponseHead(status, self._answer_headers, num_bytes, named.get(b"content-type", b"")))
-            return
+            self._sink.on_head(ResponseHead(status, self._answer_headers, num_bytes, kind))
+        elif status < 400 and kind.lower().startswith(b"text/event-stream"):  # Its head says nothing of its success.
+            self._say(self._talk.begin_answer(NO_CHANGES))
+            self._unread_stream = ResponseHead(status, self._answer_headers, len(_UNREAD), _JSON_TYPE)
+        else:
+            self._hear_unread(status)
+
+    def _hear_unread(self, status: int) -> None:
+        """An answer goes by whose body the router does not see."""
+        assert self._sink is not None
         body = UNREAD_ERROR if status >= 400 else _UNREAD
-        sink.on_head(ResponseHead(status, self._answer_headers, len(body), b"application/json"))
-        sink.on_body(body)
-        if status >= 400:
-            sink.on_end()
+        self._sink.on_head(ResponseHead(status, self._answer_headers, len(body), _JSON_TYPE))
+        self._sink.on_body(body)
+        if status >= 400 and self._sink is not None:
+            self._sink.on_end()
 
     def _hear_answer_part(self, message: GatewayMessage) -> None:
         assert isinstance(message, GatewayBody)
@@ -300,9 +319,8 @@ class PickerStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether no comment may be written now: too much waits already, or the answer has no head yet."""
-        is_ready = self._talk.carries_answer and self._talk.may_begin_answer
-        return not is_ready or self._num_bytes_waiting > FULL_BYTES
+        """Whether no comment may be written now."""
+        return not self._talk.may_add or self._num_bytes_waiting > FULL_BYTES
 
     def write(self, data: bytes) -> None:
         if self._is_ended:
@@ -322,7 +340,7 @@ class PickerStream:
             return
         if self._is_cut:
             self._say(self._talk.refuse(_CUT))
-        elif self._talk.may_begin_answer:
+        else:
             self._say(self._talk.end())
         self._news.set()
 
@@ -333,13 +351,13 @@ class PickerStream:
         """Takes an answer's head, and its first bytes. An error is whole."""
         self._was_closing = self._cycle is not None and not self._cycle.keep_alive
         self._is_framed = any(name == b"content-length" for name, _ in headers)
-        if body == UNREAD_ERROR and not self._talk.carries_answer:
-            self._say(self._talk.let_by())
-        elif status >= 400 or not self._talk.may_begin_answer:
+        is_unread_error = body == UNREAD_ERROR and not self._talk.carries_answer
+        if status >= 400 and not is_unread_error:
             kept = list(changes_between([], headers).set)
             self._say(self._talk.refuse(ErrorReply(status, kept, body)))
-        else:
-            self._say(self._talk.begin_answer(changes_between(self._answer_headers, headers)))
+        elif self._talk.is_held:
+            changes = NO_CHANGES if is_unread_error else changes_between(self._answer_headers, headers)
+            self._say(self._talk.begin_answer(changes))
             self._say(self._talk.write(body))
 
     # A request that has begun must come whole in time.
@@ -369,7 +387,8 @@ class PickerStream:
         self._news.set()
 
 
-_JSON: Final[Headers] = [(b"content-type", b"application/json")]
+_JSON_TYPE: Final = b"application/json"
+_JSON: Final[Headers] = [(b"content-type", _JSON_TYPE)]
 _ACT: Final[dict[Heard, Callable[[PickerStream, GatewayMessage], None]]] = {
     Heard.HEAD: PickerStream._hear_head,
     Heard.PART: PickerStream._hear_part,

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -112,7 +112,8 @@ async def running_router(
             await until(lambda: _is_well(said[0].split()[-1]))
             yield router.pid, said, Path(folder) / "log"
         finally:
-            router.kill()
+            with suppress(ProcessLookupError):  # A test may have killed it.
+                router.kill()
             await router.wait()
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from pdcluster_protocol.metaserver import Action
 from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.requests.gateway_headers import endpoint_of, is_among
 from pdcluster_router.engines.engine import Engine
@@ -50,7 +51,10 @@ def may_be_whole(owner: CycleOwner | None) -> bool:
     was never sent. ``owner``: the one that works on the answer."""
     if not isinstance(owner, Exchange):
         return False
-    return owner.calls.reservation is None or owner.calls.outcome is not None
+    calls, outcome = owner.calls, owner.calls.outcome
+    if calls.reservation is None:
+        return True
+    return outcome is not None and (outcome.is_ok or outcome.action is Action.RECOMPUTE)
 
 
 def may_get(engine: Engine, endpoints: frozenset[str] | None) -> bool:

@@ -73,6 +73,7 @@ class Picker:
     async def stop(self) -> None:
         """No stream is left. Waits ``_GRACE_S`` at most."""
         await self._server.stop(_GRACE_S)
+        del self._server  # Its handlers refer to us, and gRPC ends its thread with its last server.
 
     async def _process(self, _: Any, context: Any) -> None:
         """One request. However the stream ends, the request has ended after it."""

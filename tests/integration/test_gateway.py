@@ -3,73 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from grpc import aio
 
 from fakes.faults import Fault, Gate
-from fakes.http import Message, RawClient, request_bytes
-from fakes.router import BOTH, CHAT, COMPLETIONS, PROMPT, STREAM, Rig, orders, post, running_rig, until
-from gateway.envoy import SUBSET_HEADER, Envoy, running_envoy
-from integration.ports import fresh_port
+from fakes.http import RawClient, request_bytes
+from fakes.router import BOTH, CHAT, COMPLETIONS, PROMPT, STREAM, orders, post, until
+from gateway.envoy import SUBSET_HEADER
+from gateway.rig import EACH_MODE, MODES, gateway, get, require_same
 from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
-MODES: Final[dict[str, dict[str, str]]] = {
-    "duplex": {},
-    "unread": {"response_body_mode": "NONE"},
-    "buffered": {"request_body_mode": "BUFFERED", "request_trailer_mode": "SKIP"},
-}
-EACH_MODE: Final = pytest.mark.parametrize("modes", MODES.values(), ids=MODES)
 MESSAGES: Final = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "once"}]}
-
-
-@dataclass
-class Gatewayed:
-    """A router with engines, and an Envoy before it."""
-
-    rig: Rig
-    envoy: Envoy
-
-    async def both(self, body: object, path: str = COMPLETIONS, **headers: str) -> tuple[Message, Message]:
-        """The answer through the gateway, and the router's own."""
-        async with asyncio.timeout(PATIENCE_S):
-            own = await (await self.rig.client()).post(path, body, headers)
-        return await self.envoy.ask(body, path, headers), own
-
-
-@asynccontextmanager
-async def gateway(
-    modes: dict[str, str] | None = None,
-    *,
-    num_prefill: int = 1,
-    num_decode: int = 1,
-    envoy: dict[str, Any] | None = None,
-    **settings: Any,
-) -> AsyncIterator[Gatewayed]:
-    """At the end of a test that has passed nothing of any request is left in the router."""
-    settings["picker_port"] = port = fresh_port()
-    async with running_rig(num_prefill=num_prefill, num_decode=num_decode, **settings) as rig:
-        urls = [engine.url for engine in rig.decodes]
-        async with running_envoy(port, urls, **(modes or {}), **(envoy or {})) as running:
-            yield Gatewayed(rig, running)
-            for client in rig.clients:
-                client.leave()
-            await until(lambda: rig.router.clients.num_open == 0)
-
-
-def require_same(through: Message, own: Message) -> None:
-    assert (through.status, through.body, through.is_whole) == (own.status, own.body, own.is_whole)
-    assert through.headers["content-type"] == own.headers["content-type"]
-    assert through.headers.get("retry-after") == own.headers.get("retry-after")
 
 
 @EACH_MODE
@@ -301,27 +249,20 @@ async def test_only_an_engine_of_the_subset_is_picked() -> None:
         assert len(second.seen) == 6
         gone = await both.envoy.ask(PROMPT, headers={SUBSET_HEADER: "10.9.9.9:1"})
         assert (gone.status, gone.json()["error"]["code"]) == (503, "no_decode_engine")
-        models = await _get(both, "/v1/models", {SUBSET_HEADER: "10.9.9.9:1"})
+        models = await get(both, "/v1/models", {SUBSET_HEADER: "10.9.9.9:1"})
         assert models.status == 503
-
-
-async def _get(both: Gatewayed, path: str, headers: dict[str, str] | None = None) -> Message:
-    client = await both.envoy.client()
-    await client.send(request_bytes(path, b"", headers, method="GET"))
-    async with asyncio.timeout(PATIENCE_S):
-        return await client.receive()
 
 
 @EACH_MODE
 async def test_other_paths_go_to_a_decode_engine_as_they_are(modes: dict[str, str]) -> None:
     async with gateway(modes) as both:
-        models = await _get(both, "/v1/models")
+        models = await get(both, "/v1/models")
         assert (models.status, models.body) == (200, both.rig.decode.models)
         asked = await both.envoy.ask({"prompt": "a"}, "/v1/embeddings")
         assert asked.status == 200
         assert both.rig.decode.seen[-1].params is None
         assert both.rig.decode.seen[-1].message.path == "/v1/embeddings"
-        wrong = await _get(both, COMPLETIONS)
+        wrong = await get(both, COMPLETIONS)
         assert (wrong.status, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
 
 
@@ -335,101 +276,3 @@ async def test_engines_see_no_header_that_is_not_for_them() -> None:
         assert not {"x-forwarded-for", "x-request-timeout"} & seen.keys()
         assert seen["x-request-id"] == "R-1"
         assert through.headers["x-request-id"] == "R-1"
-
-
-@pytest.mark.parametrize("mode", ["NONE", "STREAMED", "BUFFERED_PARTIAL"])
-async def test_a_gateway_that_is_set_up_wrongly_is_told_the_cure(mode: str) -> None:
-    async with gateway({"request_body_mode": mode, "request_trailer_mode": "SKIP"}) as both:
-        answer = await both.envoy.ask(PROMPT)
-        assert (answer.status, answer.json()["error"]["code"]) == (500, "bad_gateway_mode")
-        assert f"request_body_mode is {mode}" in answer.json()["error"]["message"]
-        assert (await _get(both, "/v1/models")).status == 200
-
-
-async def test_a_client_that_sends_no_body_is_told_in_time() -> None:
-    async with gateway(client_read_timeout_s=0.3) as both:
-        client = await both.envoy.client()
-        await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n{")
-        async with asyncio.timeout(PATIENCE_S):
-            answer = await client.receive()
-        assert (answer.status, answer.json()["error"]["code"]) == (408, "client_too_slow")
-
-
-async def test_keys_are_asked_for_and_stay_in_the_router(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"{hashlib.sha256(b'alice-key').hexdigest()}  alice\n")
-    async with gateway(api_key_file=keys, engine_api_key="engines-own") as both:
-        require_same(*await both.both(PROMPT))
-        require_same(*await both.both(PROMPT, authorization="Bearer wrong"))
-        require_same(*await both.both(PROMPT, authorization="Bearer alice-key"))
-        assert [seen.message.headers["authorization"] for seen in both.rig.decode.seen] == ["Bearer engines-own"] * 2
-        assert (await _get(both, "/v1/models")).status == 401
-        assert (await _get(both, "/v1/models", {"x-api-key": "alice-key"})).status == 200
-        assert both.rig.decode.list_headers["authorization"] == "Bearer engines-own"
-        assert "x-api-key" not in both.rig.decode.list_headers
-
-
-async def test_too_many_requests_at_a_time_are_told_so() -> None:
-    async with gateway(max_connections=1) as both:
-        both.rig.prefill.close_gate(Gate.PREFILL)
-        first = await both.envoy.client()
-        await first.send(request_bytes(COMPLETIONS, json.dumps(PROMPT).encode()))
-        await both.rig.prefill.next_request()
-        answer = await both.envoy.ask(PROMPT)
-        assert (answer.status, answer.json()["error"]["code"]) == (503, "too_many_connections")
-        both.rig.prefill.open_gate(Gate.PREFILL)
-        assert (await first.receive()).status == 200
-
-
-async def test_bodies_take_the_routers_common_room() -> None:
-    async with gateway(max_buffered_bytes=1 << 20) as both:
-        both.rig.prefill.close_gate(Gate.PREFILL)
-        large = {**PROMPT, "prompt": "x" * 500_000}
-        first = await both.envoy.client()
-        await first.send(request_bytes(COMPLETIONS, json.dumps(large).encode()))
-        await both.rig.prefill.next_request()
-        answer = await both.envoy.ask(large)
-        assert (answer.status, answer.json()["error"]["code"]) == (503, "no_room")
-        both.rig.prefill.open_gate(Gate.PREFILL)
-        assert (await first.receive()).status == 200
-        assert both.rig.router.room.used_bytes == 0
-
-
-async def test_a_request_is_in_the_access_log_as_any(tmp_path: Path) -> None:
-    async with gateway(access_log=tmp_path / "log", trusted_proxies=("127.0.0.0/8",)) as both:
-        for body in (PROMPT, b"{", STREAM):
-            await both.envoy.ask(body, headers={"x-request-id": "R-1", "x-forwarded-for": "192.0.2.7"})
-    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [line["status"] for line in lines] == [200, 400, 200]
-    assert {line["request_id"] for line in lines} == {"R-1"}
-    assert {line["client_address"] for line in lines} == {"192.0.2.7"}
-    assert lines[0]["decode_engine"] == lines[2]["decode_engine"] == "decode-0"
-
-
-async def test_probes_learn_whether_the_picker_is_ready() -> None:
-    async with gateway() as both, aio.insecure_channel(f"127.0.0.1:{both.rig.router.settings.picker_port}") as channel:
-
-        async def check(service: str) -> bytes:
-            asked = b"" if not service else b"\x0a%c%b" % (len(service), service.encode())
-            answer: bytes = await channel.unary_unary("/grpc.health.v1.Health/Check")(asked, timeout=PATIENCE_S)
-            return answer
-
-        ready = ("", "liveness", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
-        assert [await check(service) for service in ready] == [b"\x08\x01"] * 4
-        with pytest.raises(aio.AioRpcError, match="NOT_FOUND"):
-            await check("nothing")
-        both.rig.router.drain()
-        assert [await check(service) for service in ready] == [b"\x08\x01"] * 2 + [b"\x08\x02"] * 2
-
-
-async def test_a_bug_of_ours_fails_one_request_and_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with gateway() as both:
-        with monkeypatch.context() as patch:
-            patch.setattr(both.rig.router.services, "decode_params", _fails)
-            answer = await both.envoy.ask(PROMPT)
-        assert (answer.status, answer.json()["error"]["code"]) == (500, "internal_error")
-        assert (await both.envoy.ask(PROMPT)).status == 200
-
-
-def _fails(*_: object, **__: object) -> None:
-    raise RuntimeError("a bug")

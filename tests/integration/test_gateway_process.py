@@ -32,7 +32,8 @@ AT_ONCE_S: Final = PATIENCE_S / 4
 @asynccontextmanager
 async def scene(*, fails_open: bool = False, num_decode: int = 2) -> AsyncIterator[tuple[Scene, Envoy]]:
     port = fresh_port()
-    async with running_scene(f"--picker-port={port}", num_decode=num_decode) as router:
+    # No probes: a fake engine may swallow the first byte of one that comes right after an answer on its connection.
+    async with running_scene(f"--picker-port={port}", "--probe-interval=60", num_decode=num_decode) as router:
         urls = [engine.url for engine in router.decodes]
         async with running_envoy(port, urls, fails_open=fails_open) as envoy:
             yield router, envoy
@@ -79,7 +80,7 @@ async def test_a_request_that_waits_for_a_killed_picker_ends(fails_open: bool) -
             await until(lambda: _queued(router, 1))
             os.kill(router.pid, signal.SIGKILL)
             answers = await asyncio.gather(first, second, return_exceptions=True)
-            assert all(isinstance(one, Exception) or one.status >= 500 for one in answers), answers
+            assert all(isinstance(one, BaseException) or one.status >= 500 for one in answers), answers
 
 
 async def _queued(router: Scene, num: int) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -36,7 +35,6 @@ from pdcluster_router.core.apis.openai_errors import (
 from pdcluster_router.core.apis.request_head import Headers, path_of, read_head
 from pdcluster_router.core.apis.rewrite import Parts
 from pdcluster_router.core.requests.consultation import (
-    BodyReply,
     Consultation,
     ErrorReply,
     GatewayBody,
@@ -47,6 +45,7 @@ from pdcluster_router.core.requests.consultation import (
     Replies,
 )
 from pdcluster_router.core.requests.gateway_headers import NO_CHANGES, changes_between, endpoint_of, headers_in
+from pdcluster_router.front.picker.replies import ReplyQueue
 from pdcluster_router.front.router import NOT_FORWARDED, Router
 from pdcluster_router.front.server_protocol import MIN_UPLOAD_BYTES_PER_S
 from pdcluster_router.http.connection import ResponseHead, ResponseSink
@@ -57,8 +56,6 @@ from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 logger = logging.getLogger(__name__)
 
-FULL_BYTES: Final = 64 << 10
-"""With more bytes of an answer on their way to a gateway, no more of it is read."""
 UNREAD_ERROR: Final = b'{"error":{"message":"the gateway passed it on unread","type":"engine_error"}}'
 """In place of an engine's error that goes by unread, for the router's own records."""
 _UNREAD: Final = b" "
@@ -81,9 +78,7 @@ class PickerStream:
         _, self._new_cycle = router.paths_and_cycles(peer, is_internal=False)
         self._is_guest = not router.clients.opened(self)
         self._talk = Consultation()
-        self._replies: deque[GatewayReply] = deque()
-        self._num_bytes_waiting = 0
-        self._news = asyncio.Event()
+        self._replies = ReplyQueue()
         self._is_ended = False
         self._cycle: HotCycle | None = None
         self._call: GatewayCall | None = None
@@ -115,15 +110,9 @@ class PickerStream:
     async def next_reply(self) -> GatewayReply | None:
         """The reply that the gateway gets next; None: the stream is over. May wait: for what follows, and for how long,
         the request's own deadlines say."""
-        while not self._replies:
-            if self._is_ended or self._talk.is_over:
-                return None
-            self._news.clear()
-            await self._news.wait()
-        reply = self._replies.popleft()
-        was_full = self._num_bytes_waiting > FULL_BYTES
-        self._num_bytes_waiting -= _num_bytes_of(reply)
-        if was_full and not self._num_bytes_waiting > FULL_BYTES and self._cycle and self._cycle.owner is not None:
+        was_full = self._replies.is_full
+        reply = await self._replies.take()
+        if was_full and not self._replies.is_full and self._cycle is not None and self._cycle.owner is not None:
             self._cycle.owner.resume()
         return reply
 
@@ -146,7 +135,7 @@ class PickerStream:
             cycle.gone()
         self._talk.close()
         self._router.clients.closed(self)
-        self._news.set()
+        self._replies.close()
 
     def _end_unread(self) -> None:
         """An answer that went by unread is over. That it is whole is likely, and all that the router can know."""
@@ -320,7 +309,7 @@ class PickerStream:
     @property
     def is_full(self) -> bool:
         """Whether no comment may be written now."""
-        return not self._talk.may_add or self._num_bytes_waiting > FULL_BYTES
+        return not self._talk.may_add or self._replies.is_full
 
     def write(self, data: bytes) -> None:
         if self._is_ended:
@@ -332,7 +321,7 @@ class PickerStream:
             head, _, body = data.partition(b"\r\n\r\n")
             line, _, lines = head.partition(b"\r\n")
             self._start(int(line.split(b" ", 2)[1]), headers_in(lines), body)
-        if self._num_bytes_waiting > FULL_BYTES and self._cycle is not None and self._cycle.owner is not None:
+        if self._replies.is_full and self._cycle is not None and self._cycle.owner is not None:
             self._cycle.owner.pause()
 
     def answered(self) -> None:
@@ -342,7 +331,6 @@ class PickerStream:
             self._say(self._talk.refuse(_CUT))
         else:
             self._say(self._talk.end())
-        self._news.set()
 
     def close(self, *, with_reset: bool = False) -> None:
         self._is_cut = with_reset or (self._is_framed and not self._was_closing)
@@ -382,9 +370,9 @@ class PickerStream:
         self.fail(deadline_passed(seconds, "waiting for the decode engine"))
 
     def _say(self, replies: Replies) -> None:
-        self._replies.extend(replies)
-        self._num_bytes_waiting += sum(map(_num_bytes_of, replies))
-        self._news.set()
+        self._replies.add(replies)
+        if self._talk.is_over:
+            self._replies.close()
 
 
 _JSON_TYPE: Final = b"application/json"
@@ -398,11 +386,6 @@ _ACT: Final[dict[Heard, Callable[[PickerStream, GatewayMessage], None]]] = {
     Heard.ANSWER_PART: PickerStream._hear_answer_part,
     Heard.ANSWER_END: PickerStream._hear_answer_end,
 }
-
-
-def _num_bytes_of(reply: GatewayReply) -> int:
-    """Bytes of the client's answer in this reply; 0: it has none."""
-    return len(reply.body) if isinstance(reply, BodyReply) and reply.body is not None else 0
 
 
 def _num_head_bytes(headers: Headers) -> int:

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
     ("extras", "options"),
     [
         (["router"], ()),
+        (["router", "otlp", "picker"], ()),
         (["operator"], ()),
         (["router", "operator"], ()),
         (["router", "connector", "cpu"], OVERRIDE),

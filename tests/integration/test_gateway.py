@@ -240,6 +240,19 @@ async def test_a_slow_client_slows_decode_down_and_the_answer_stays_whole() -> N
         assert len(answer.body) > 4 << 20
 
 
+async def test_a_client_that_takes_nothing_and_leaves_is_noticed() -> None:
+    async with gateway() as both:
+        both.rig.decode.padding = "y" * (16 << 20)
+        client = await both.envoy.client()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a stream's transport can
+        await client.send(request_bytes(COMPLETIONS, json.dumps(STREAM).encode()))
+        await both.rig.decode.next_request()
+        await asyncio.sleep(0.5)  # All buffers on the way are full.
+        client.leave()
+        async with asyncio.timeout(PATIENCE_S):
+            await both.rig.decode.seen[0].ended.wait()
+
+
 async def test_only_an_engine_of_the_subset_is_picked() -> None:
     async with gateway(num_decode=3, envoy={"has_subsets": True}) as both:
         second = both.rig.decodes[1]

@@ -118,6 +118,7 @@ async def test_a_client_that_leaves_ends_both_legs(modes: dict[str, str]) -> Non
             await both.rig.decode.seen[0].ended.wait()
         assert order.is_disconnected
         assert both.rig.decode.seen[0].is_disconnected
+        await both.rig.settled()  # Decode may hear of it from the gateway before the router does.
         assert (await both.rig.failures())["client_gone"] == 1
 
 

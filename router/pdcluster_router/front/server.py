@@ -319,6 +319,8 @@ def warnings_of(settings: Settings, secret: Secret) -> list[str]:
         warnings.append("clients are not authenticated: add --api-key-file, or put a gateway in front")
     if settings.tls_cert is None and not is_loopback(settings.host):
         warnings.append("clients are served without TLS: add --tls-cert and --tls-key, or put a gateway in front")
+    if settings.picker_port and not is_loopback(settings.host):
+        warnings.append("gateways are answered without TLS, with the engines' key: let only them reach --picker-port")
     if secret.is_well_known:
         warnings.append(f"{SECRET_VARIABLE} is not set: any user of this machine may order verifications")
     return warnings

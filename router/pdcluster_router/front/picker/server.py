@@ -17,7 +17,7 @@ import grpc
 from grpc import aio
 
 from pdcluster_protocol.errors import ConfigError, ProtocolError
-from pdcluster_router.core.apis.openai_errors import bad_gateway_mode
+from pdcluster_router.core.apis.openai_errors import bad_gateway_mode, internal
 from pdcluster_router.engines.health import missing_engines
 from pdcluster_router.front.picker.messages import METHOD, SERVICE, ProcessingRequest, ProcessingResponse
 from pdcluster_router.front.picker.stream import PickerStream
@@ -37,6 +37,9 @@ _SLACK_BYTES: Final = 64 << 10
 _PING_MS: Final = 30_000
 _PONG_MS: Final = 10_000
 """A gateway that has gone without a word is noticed after both, and its requests end."""
+_IDLE_MS: Final = 300_000
+"""A connection without a stream or a probe for so long is closed, or idle ones would take all descriptors."""
+_PROBES: Final = 64
 _GRACE_S: Final = 1.0
 """At the end, for replies that are on their way: requests have ended by then."""
 
@@ -46,7 +49,7 @@ class Picker:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._server = aio.server(options=_options_of(router), maximum_concurrent_rpcs=2 * _most_of(router))
+        self._server = aio.server(options=_options_of(router), maximum_concurrent_rpcs=_most_of(router))
         process = grpc.stream_stream_rpc_method_handler(
             self._process, ProcessingRequest.FromString, ProcessingResponse.SerializeToString
         )
@@ -86,9 +89,12 @@ class Picker:
                     await context.write(message_of(reply))
         except TimeoutError:
             logger.warning("gateway takes no replies seconds=%.0f", self._router.settings.idle_timeout_s)
+            stream.is_broken_off = True
         finally:
             stream.ended()
             reading.cancel()
+        if stream.is_broken_off:  # After a good end of the stream the gateway would go on with the request by itself.
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the router has broken the request off")
 
     async def _check(self, asked: bytes, context: Any) -> bytes:
         """Answers a probe. A name that it does not know is NOT_FOUND, as gRPC's health protocol has it."""
@@ -115,12 +121,16 @@ async def _read(stream: PickerStream, context: Any) -> None:
                 stream.fail(bad_gateway_mode(str(error)))
                 return
             stream.hear(message)
+    except Exception:  # The top of a task: what cannot be read ends this request, and no other.
+        logger.exception("message of a gateway cannot be read")
+        stream.fail(internal())
     finally:
         stream.ended()
 
 
 def _most_of(router: Router) -> int:
-    return router.clients.max_connections
+    """The most streams: ``Clients`` ends those beyond twice its limit, and probes must still be answered."""
+    return 2 * router.clients.max_connections + _PROBES
 
 
 def _options_of(router: Router) -> list[tuple[str, int]]:
@@ -128,7 +138,8 @@ def _options_of(router: Router) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # Else two routers could have the same port, and none would know.
         ("grpc.max_receive_message_length", settings.max_body_bytes + settings.max_header_bytes + _SLACK_BYTES),
-        ("grpc.max_concurrent_streams", 2 * _most_of(router)),
+        ("grpc.max_concurrent_streams", _most_of(router)),
+        ("grpc.max_connection_idle_ms", _IDLE_MS),
         ("grpc.keepalive_time_ms", _PING_MS),
         ("grpc.keepalive_timeout_ms", _PONG_MS),
     ]

@@ -23,16 +23,15 @@ from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     RefusedRequest,
     bad_gateway_mode,
+    body_too_large,
     client_too_slow,
     deadline_passed,
     draining,
-    headers_too_large,
     internal,
-    method_not_allowed,
     no_engine,
     too_many_connections,
 )
-from pdcluster_router.core.apis.request_head import Headers, path_of, read_head
+from pdcluster_router.core.apis.request_head import Headers, read_head
 from pdcluster_router.core.apis.rewrite import Parts
 from pdcluster_router.core.requests.consultation import (
     Consultation,
@@ -41,10 +40,12 @@ from pdcluster_router.core.requests.consultation import (
     GatewayHead,
     GatewayMessage,
     GatewayReply,
+    GatewaySide,
     Heard,
     Replies,
 )
 from pdcluster_router.core.requests.gateway_headers import NO_CHANGES, changes_between, endpoint_of, headers_in
+from pdcluster_router.front.picker import heads
 from pdcluster_router.front.picker.replies import ReplyQueue
 from pdcluster_router.front.router import NOT_FORWARDED, Router
 from pdcluster_router.front.server_protocol import MIN_UPLOAD_BYTES_PER_S
@@ -55,13 +56,6 @@ from pdcluster_router.requests.gateway import Barred, may_be_whole
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 logger = logging.getLogger(__name__)
-
-UNREAD_ERROR: Final = b'{"error":{"message":"the gateway passed it on unread","type":"engine_error"}}'
-"""In place of an engine's error that goes by unread, for the router's own records."""
-_UNREAD: Final = b" "
-"""In place of an answer that goes by unread."""
-_CUT: Final = ErrorReply(502, [], b"")
-"""Cuts off a client whose answer has begun: a gateway cannot send it any more."""
 
 
 class PickerStream:
@@ -76,7 +70,6 @@ class PickerStream:
         self._router = router
         self._loop = asyncio.get_running_loop()
         _, self._new_cycle = router.paths_and_cycles(peer, is_internal=False)
-        self._is_guest = not router.clients.opened(self)
         self._talk = Consultation()
         self._replies = ReplyQueue()
         self._is_ended = False
@@ -89,7 +82,11 @@ class PickerStream:
         self._is_answering = False
         self._was_closing = self._is_framed = self._is_cut = False
         self._wanted_body_bytes = 0.0
+        self._is_paused = False
+        self._num_passed_bytes = 0
+        self.is_broken_off = False  # If so, the gateway may not take the end for a good one.
         self._timer = self._start_read_timer()
+        self._is_guest = not router.clients.opened(self)  # Last: this may call ``abort``.
 
     # What the server asks.
 
@@ -98,6 +95,7 @@ class PickerStream:
         try:
             heard, replies = self._talk.hear(message)
             self._say(replies)
+            self._count_passed(message)
             for fact in heard:
                 if not self._talk.is_over:
                     _ACT[fact](self, message)
@@ -107,19 +105,29 @@ class PickerStream:
             logger.exception("request of a gateway failed")
             self.fail(internal())
 
+    def _count_passed(self, message: GatewayMessage) -> None:
+        """A request that goes by may be as large as any other."""
+        if self._cycle is None and isinstance(message, GatewayBody) and message.side is GatewaySide.REQUEST:
+            self._num_passed_bytes += len(message.body)
+            most = self._router.settings.max_body_bytes
+            if self._num_passed_bytes > most:
+                self.fail(body_too_large(most))
+
     async def next_reply(self) -> GatewayReply | None:
         """The reply that the gateway gets next; None: the stream is over. May wait: for what follows, and for how long,
         the request's own deadlines say."""
-        was_full = self._replies.is_full
         reply = await self._replies.take()
-        if was_full and not self._replies.is_full and self._cycle is not None and self._cycle.owner is not None:
-            self._cycle.owner.resume()
+        if self._is_paused and not self._replies.is_full:
+            self._is_paused = False
+            self.may_read.set()
+            if self._cycle is not None and self._cycle.owner is not None:
+                self._cycle.owner.resume()
         return reply
 
     def fail(self, error: ApiError) -> None:
         """The client gets ``error`` if it has nothing yet; else it is cut off."""
         logger.warning("gateway refused reason=%s", error.message)
-        self._say(self._talk.refuse(ErrorReply(error.status, _JSON, error.body())))
+        self._say(self._talk.refuse(ErrorReply(error.status, heads.JSON, error.body())))
         self.ended()
 
     def ended(self) -> None:
@@ -128,14 +136,17 @@ class PickerStream:
             return
         self._is_ended = True
         self._timer.cancel()
-        if self._talk.is_passing:
-            self._end_unread()
-        cycle, self._cycle, self._call = self._cycle, None, None
-        if cycle is not None:
-            cycle.gone()
-        self._talk.close()
         self._router.clients.closed(self)
-        self._replies.close()
+        self.may_read.set()
+        try:
+            if self._talk.is_passing:
+                self._end_unread()
+        finally:
+            cycle, self._cycle, self._call = self._cycle, None, None
+            self._talk.close()
+            self._replies.close()
+            if cycle is not None:
+                cycle.gone()
 
     def _end_unread(self) -> None:
         """An answer that went by unread is over. That it is whole is likely, and all that the router can know."""
@@ -144,11 +155,12 @@ class PickerStream:
             return
         if head is not None:
             sink.on_head(head)
-            sink.on_body(_UNREAD)
+            sink.on_body(heads.UNREAD)
         sink.on_end()
 
     def abort(self) -> None:
         """Ends the stream: this guest makes room, or it has sent nothing in time."""
+        self.is_broken_off = True
         self.ended()
 
     # What the gateway has said.
@@ -156,17 +168,14 @@ class PickerStream:
     def _hear_head(self, message: GatewayMessage) -> None:
         assert isinstance(message, GatewayHead)
         self.endpoints = message.endpoints
-        named = dict(message.headers)
-        path, method = path_of(named.get(b":path", b"/")), named.get(b":method", b"")
-        headers = [header for header in message.headers if header[0][:1] != b":"]
-        if b"host" not in named:
-            headers.append((b"host", named.get(b":authority", b"")))
+        path, method, headers = heads.head_in(message)
         self._request_headers = headers
         try:
             self._check(headers, path, method)
             if path in REQUEST_PATHS:
                 self._begin(path, headers)
             else:
+                heads.check_passed(path, method)
                 self._pass_by(headers)
         except RefusedRequest as refused:
             self._refuse(path, headers, refused.error)
@@ -178,10 +187,7 @@ class PickerStream:
             error = too_many_connections(clients.max_connections)
             self._router.services.failures.tell(Failure(FailureKind.TOO_MANY_CONNECTIONS, reason=error.message))
             raise RefusedRequest(error)
-        if _num_head_bytes(headers) > settings.max_header_bytes:
-            raise RefusedRequest(headers_too_large(settings.max_header_bytes))
-        if path in REQUEST_PATHS and method != b"POST":
-            raise RefusedRequest(method_not_allowed(method.decode("latin-1"), path.decode()))
+        heads.check_head(headers, path, method, settings.max_header_bytes)
 
     def _refuse(self, path: bytes, headers: Headers, error: ApiError) -> None:
         cycle = self._router.refused_cycle(self._new_cycle, self, path, headers)
@@ -194,7 +200,7 @@ class PickerStream:
             raise RefusedRequest(bad_gateway_mode(problem))
         cycle = self._cycle = self._new_cycle(self, path, head, self._router.dispatch, self._router.room)
         cycle.gateway, cycle.takes_chunks, cycle.begun_at = self, False, self._router.services.now()
-        if error := self._router.admit(cycle) or cycle.add_head(_num_head_bytes(headers)):
+        if error := self._router.admit(cycle) or cycle.add_head(heads.num_head_bytes(headers)):
             self._turn_down(cycle, error)
             return
         cycle.request_id = cycle.request_id or os.urandom(16).hex().encode()
@@ -245,26 +251,23 @@ class PickerStream:
 
     def _hear_answer_head(self, message: GatewayMessage) -> None:
         assert isinstance(message, GatewayHead)
-        named = dict(message.headers)
-        self._answer_headers = [header for header in message.headers if header[0][:1] != b":"]
-        length, status = named.get(b"content-length", b""), int(named.get(b":status", b"502"))
-        kind = named.get(b"content-type", b"")
+        head = heads.answer_head_in(message)
+        self._answer_headers, status = head.headers, head.status
         if self._sink is None:
             return
         if self._talk.carries_answer:
-            num_bytes = int(length) if length.isdigit() else None
-            self._sink.on_head(ResponseHead(status, self._answer_headers, num_bytes, kind))
-        elif status < 400 and kind.lower().startswith(b"text/event-stream"):  # Its head says nothing of its success.
+            self._sink.on_head(head)
+        elif status < 400 and heads.is_stream(head):  # Its head says nothing of its success.
             self._say(self._talk.begin_answer(NO_CHANGES))
-            self._unread_stream = ResponseHead(status, self._answer_headers, len(_UNREAD), _JSON_TYPE)
+            self._unread_stream = ResponseHead(status, self._answer_headers, len(heads.UNREAD), heads.JSON_TYPE)
         else:
             self._hear_unread(status)
 
     def _hear_unread(self, status: int) -> None:
         """An answer goes by whose body the router does not see."""
         assert self._sink is not None
-        body = UNREAD_ERROR if status >= 400 else _UNREAD
-        self._sink.on_head(ResponseHead(status, self._answer_headers, len(body), _JSON_TYPE))
+        body = heads.UNREAD_ERROR if status >= 400 else heads.UNREAD
+        self._sink.on_head(ResponseHead(status, self._answer_headers, len(body), heads.JSON_TYPE))
         self._sink.on_body(body)
         if status >= 400 and self._sink is not None:
             self._sink.on_end()
@@ -321,14 +324,12 @@ class PickerStream:
             head, _, body = data.partition(b"\r\n\r\n")
             line, _, lines = head.partition(b"\r\n")
             self._start(int(line.split(b" ", 2)[1]), headers_in(lines), body)
-        if self._replies.is_full and self._cycle is not None and self._cycle.owner is not None:
-            self._cycle.owner.pause()
 
     def answered(self) -> None:
         if self._is_ended or self._talk.is_over:
             return
         if self._is_cut:
-            self._say(self._talk.refuse(_CUT))
+            self._say(self._talk.refuse(heads.CUT))
         else:
             self._say(self._talk.end())
 
@@ -339,7 +340,7 @@ class PickerStream:
         """Takes an answer's head, and its first bytes. An error is whole."""
         self._was_closing = self._cycle is not None and not self._cycle.keep_alive
         self._is_framed = any(name == b"content-length" for name, _ in headers)
-        is_unread_error = body == UNREAD_ERROR and not self._talk.carries_answer
+        is_unread_error = body == heads.UNREAD_ERROR and not self._talk.carries_answer
         if status >= 400 and not is_unread_error:
             kept = list(changes_between([], headers).set)
             self._say(self._talk.refuse(ErrorReply(status, kept, body)))
@@ -371,12 +372,22 @@ class PickerStream:
 
     def _say(self, replies: Replies) -> None:
         self._replies.add(replies)
+        if self._replies.is_full and not self._is_paused:
+            self._pause()
         if self._talk.is_over:
             self._replies.close()
 
+    def _pause(self) -> None:
+        """The gateway takes less than comes: no more is read of an answer, or of what goes by unread. A request that
+        the router reads is read on, for its bytes are bounded."""
+        owner = self._cycle.owner if self._cycle is not None else None
+        self._is_paused = self._talk.is_passing or (owner is not None and self._is_answering)
+        if self._is_paused and owner is not None:
+            owner.pause()
+        elif self._is_paused:
+            self.may_read.clear()
 
-_JSON_TYPE: Final = b"application/json"
-_JSON: Final[Headers] = [(b"content-type", _JSON_TYPE)]
+
 _ACT: Final[dict[Heard, Callable[[PickerStream, GatewayMessage], None]]] = {
     Heard.HEAD: PickerStream._hear_head,
     Heard.PART: PickerStream._hear_part,
@@ -386,7 +397,3 @@ _ACT: Final[dict[Heard, Callable[[PickerStream, GatewayMessage], None]]] = {
     Heard.ANSWER_PART: PickerStream._hear_answer_part,
     Heard.ANSWER_END: PickerStream._hear_answer_end,
 }
-
-
-def _num_head_bytes(headers: Headers) -> int:
-    return sum(len(name) + len(value) + 4 for name, value in headers)

@@ -49,7 +49,7 @@ def request(found: Roster) -> ClientRequest:
         api=MESSAGES,
         body=parse_messages(b'{"messages": []}'),
         timeouts=Timeouts(None, 300.0),
-        terms=Terms(found.place_decode, found.place_prefill, Retries()),
+        terms=Terms(found.place_decode, found.place_prefill, Retries(), {}),
         has_transfer=True,
         client="",
         received_at=0.0,

@@ -205,7 +205,9 @@ class FakeEngine:
         finally:
             work.cancel()
             hang_up.cancel()
-            await asyncio.gather(work, hang_up, return_exceptions=True)
+            _, byte = await asyncio.gather(work, hang_up, return_exceptions=True)
+            if isinstance(byte, bytes):
+                reader._buffer[:0] = byte  # type: ignore[attr-defined]  # of the next request, which came at once
             seen.ended.set()
 
     async def _say_simply(

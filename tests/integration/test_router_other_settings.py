@@ -23,6 +23,7 @@ from fakes.faults import Fault, Gate
 from fakes.http import RawClient
 from fakes.kube_rig import FoundRig, num_seen
 from fakes.router import COMPLETIONS, PATIENT, PROMPT, STREAM, post, running_server, send, until
+from integration.ports import fresh_port
 from patience import PATIENCE_S
 from pdcluster_protocol.pool_page import POOL_PATH
 from pdcluster_protocol.secret import SECRET_VARIABLE
@@ -189,6 +190,16 @@ async def test_an_alias_that_a_start_refuses_is_refused(caplog: pytest.LogCaptur
         await until(lambda: "settings not changed reason=--model-alias m=other: " in caplog.text)
         assert (await post(rig)).status == 200
         assert rig.decode.seen[-1].body["model"] == "m"
+
+
+async def test_decode_engines_that_no_gateway_can_be_told_are_refused_where_gateways_ask(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running_told_rig(picker_port=fresh_port()) as rig:
+        rig.told["decode_urls"] = ("http://localhost:8000",)
+        hang_up(rig)
+        await until(lambda: "settings not changed reason=--decode http://localhost:8000: gateways take" in caplog.text)
+        assert (await post(rig)).status == 200
 
 
 async def test_an_answer_that_was_asked_for_by_an_old_name_is_not_told_with_the_new_model() -> None:

@@ -35,7 +35,7 @@ from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
 from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
 from pdcluster_router.front.clients import backlog
-from pdcluster_router.front.picker.start import check_picker
+from pdcluster_router.front.picker.start import check_endpoints, check_picker
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.front.setting_changes import SettingReader
@@ -224,6 +224,7 @@ class RouterServer(uvicorn.Server):
         try:
             changes = reader.read(self.router.settings)
             self._check_aliases(changes.running)
+            check_endpoints(changes.running)
         except ConfigError as error:
             logger.warning("settings not changed reason=%s", error)
             return

@@ -65,17 +65,19 @@ def may_get(engine: Engine, endpoints: frozenset[str] | None) -> bool:
 def _placed(
     terms: Terms, endpoints: frozenset[str] | None, request: RequestFacts, tried: Collection[Engine]
 ) -> Engine | None:
+    if endpoints is not None:
+        return terms.place_decode(request, Barred(tried, endpoints))
     engine = terms.place_decode(request, tried)
     if engine is None or may_get(engine, endpoints):
         return engine
-    return terms.place_decode(request, Barred(tuple(tried), endpoints))
+    return terms.place_decode(request, Barred(tried, endpoints))
 
 
 @dataclass(frozen=True, slots=True)
 class Barred(Collection[Engine]):
     """Engines that were tried, and all that the gateway does not allow."""
 
-    tried: tuple[Engine, ...]
+    tried: Collection[Engine]
     endpoints: frozenset[str] | None
 
     def __contains__(self, engine: object) -> bool:

@@ -94,7 +94,7 @@ class Picker:
             stream.ended()
             reading.cancel()
         if stream.is_broken_off:  # After a good end of the stream the gateway would go on with the request by itself.
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the router has broken the request off")
+            await _break_off(context)
 
     async def _check(self, asked: bytes, context: Any) -> bytes:
         """Answers a probe. A name that it does not know is NOT_FOUND, as gRPC's health protocol has it."""
@@ -105,6 +105,15 @@ class Picker:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such service")
         is_ready = not self._router.is_draining and not missing_engines(self._router.services.roster)
         return _SERVING if is_ready else _NOT_SERVING
+
+
+async def _break_off(context: Any) -> None:
+    """Ends a stream with an error. A gateway that takes nothing does not take that either: its call is dropped."""
+    try:
+        async with asyncio.timeout(_GRACE_S):
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the router has broken the request off")
+    except TimeoutError:
+        raise asyncio.CancelledError from None
 
 
 async def _read(stream: PickerStream, context: Any) -> None:

@@ -26,6 +26,13 @@ def check_picker(settings: Settings) -> None:
             importlib.import_module(package)
         except ImportError as error:
             raise ConfigError(f"--picker-port: {error}: pip install 'pdcluster[router,picker]'") from error
+    check_endpoints(settings)
+
+
+def check_endpoints(settings: Settings) -> None:
+    """Raises: ConfigError: Gateways are answered, and a decode engine is named by a name."""
+    if not settings.picker_port:
+        return
     if named := [url for url in settings.decode_urls if not endpoint_of(url)]:
         raise ConfigError(f"--decode {named[0]}: gateways take addresses only (--picker-port): name its IP address")
 

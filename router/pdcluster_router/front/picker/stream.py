@@ -83,7 +83,7 @@ class PickerStream:
         self._was_closing = self._is_framed = self._is_cut = False
         self._wanted_body_bytes = 0.0
         self._is_paused = False
-        self._num_passed_bytes = 0
+        self._num_passed_bytes = self._num_asking = 0
         self.is_broken_off = False  # If so, the gateway may not take the end for a good one.
         self._timer = self._start_read_timer()
         self._is_guest = not router.clients.opened(self)  # Last: this may call ``abort``.
@@ -107,10 +107,9 @@ class PickerStream:
 
     def _count_passed(self, message: GatewayMessage) -> None:
         """A request that goes by may be as large as any other."""
-        if self._cycle is None and isinstance(message, GatewayBody) and message.side is GatewaySide.REQUEST:
+        if self._talk.is_passing and isinstance(message, GatewayBody) and message.side is GatewaySide.REQUEST:
             self._num_passed_bytes += len(message.body)
-            most = self._router.settings.max_body_bytes
-            if self._num_passed_bytes > most:
+            if self._num_passed_bytes > (most := self._router.settings.max_body_bytes):
                 self.fail(body_too_large(most))
 
     async def next_reply(self) -> GatewayReply | None:
@@ -137,6 +136,7 @@ class PickerStream:
         self._is_ended = True
         self._timer.cancel()
         self._router.clients.closed(self)
+        self._router.num_asking -= self._num_asking
         self.may_read.set()
         try:
             if self._talk.is_passing:
@@ -178,7 +178,7 @@ class PickerStream:
                 heads.check_passed(path, method)
                 self._pass_by(headers)
         except RefusedRequest as refused:
-            self._refuse(path, headers, refused.error)
+            self._router.refused_cycle(self._new_cycle, self, path, headers).answer_error(refused.error)
 
     def _check(self, headers: Headers, path: bytes, method: bytes) -> None:
         """Raises: RefusedRequest: There are too many requests, the head is too large, or its method is another one."""
@@ -188,10 +188,6 @@ class PickerStream:
             self._router.services.failures.tell(Failure(FailureKind.TOO_MANY_CONNECTIONS, reason=error.message))
             raise RefusedRequest(error)
         heads.check_head(headers, path, method, settings.max_header_bytes)
-
-    def _refuse(self, path: bytes, headers: Headers, error: ApiError) -> None:
-        cycle = self._router.refused_cycle(self._new_cycle, self, path, headers)
-        cycle.answer_error(error)
 
     def _begin(self, path: bytes, headers: Headers) -> None:
         """Raises: RefusedRequest: The head cannot be a request's, or the gateway is set up in another way."""
@@ -207,9 +203,7 @@ class PickerStream:
         self._say(self._talk.ask_for_body())
 
     def _turn_down(self, cycle: HotCycle, error: ApiError) -> None:
-        if error.code == "no_room":
-            self._router.services.failures.tell(Failure(FailureKind.NO_ROOM, reason=error.message))
-        cycle.answer_error(error)
+        cycle.answer_error(self._router.no_room() if error.code == "no_room" else error)
 
     def _pass_by(self, headers: Headers) -> None:
         """Any decode engine gets the request as it is. Raises: RefusedRequest: The key is wrong, or no engine there."""
@@ -225,6 +219,11 @@ class PickerStream:
         wanted = [header for header in headers if header[0] not in NOT_FORWARDED]
         wanted += headers_in(access.line_for_engines(headers))
         self._say(self._talk.pass_by(endpoint_of(engine.url), changes_between(headers, wanted)))
+        self._router.num_asking += 1
+        self._num_asking = 1
+        self._limit_passing()
+
+    def _limit_passing(self) -> None:
         self._timer.cancel()
         self._timer = self._loop.call_later(self._router.settings.whole_answer_timeout_s, self._passed_too_long)
 
@@ -243,7 +242,7 @@ class PickerStream:
 
     def _hear_withdrawn(self, _: GatewayMessage) -> None:
         """The gateway answers its client itself: as if the client had left."""
-        self._timer.cancel()
+        self._limit_passing()
         if self._cycle is not None:
             self._cycle.gone()
 
@@ -298,6 +297,7 @@ class PickerStream:
     def post(self, url: str, headers: bytes, body: Parts, sink: ResponseSink) -> GatewayCall:
         self._call = GatewayCall(sink, self._allow_reading)
         changes = changes_between(self._request_headers, headers_in(headers))
+        self._request_headers = []
         self._say(self._talk.deliver(endpoint_of(url), changes, body))
         return self._call
 

@@ -167,3 +167,13 @@ async def test_a_bug_at_the_end_of_a_request_keeps_no_place() -> None:
         with pytest.raises(RuntimeError, match="a bug"):
             stream.ended()
         assert await next_of(stream) is None
+
+
+async def test_a_question_of_a_gateway_is_waited_for_as_our_own() -> None:
+    async with router_of() as router:
+        stream = PickerStream(router, None)
+        stream.hear(head("/tokenize"))
+        assert router.num_asking == 1
+        stream.ended()
+        stream.ended()
+        assert router.num_asking == 0

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,6 +42,14 @@ IDS = st.builds(
     parent_id=st.integers(0, (1 << 64) - 1),
     is_part=st.booleans(),
 )
+
+
+@pytest.mark.parametrize("span_id", [1, (1 << 64) - 2, (1 << 64) - 1])
+def test_ids_never_meet_wherever_they_begin(span_id: int) -> None:
+    ids = SpanIds("0af7651916cd43dd8448eb211c80319c", span_id)
+    found = [span_id, *map(ids.call, range(1, 100)), *map(ids.step, range(100))]
+    assert len({*found}) == len(found)
+    assert all(0 < one < 1 << 64 for one in found)
 
 
 @settings(max_examples=drawn(500))

@@ -98,7 +98,7 @@ def line_of(trace_id: str, span_id: int, flags: int) -> bytes:
 
 
 def _plus(span_id: int, number: int) -> int:
-    return (span_id + number) % _MOST_SPANS or 1  # An id of zeros is none.
+    return (span_id - 1 + number) % (_MOST_SPANS - 1) + 1  # An id of zeros is none, and no two numbers meet.
 
 
 def _trace_in(fresh: bytes) -> str:

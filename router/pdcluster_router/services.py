@@ -145,7 +145,7 @@ class Services:
         )
         self.discovery = discovery_of(settings, self.roster.update, self.metrics.discovery_failed.inc)
         """None: Kubernetes is not asked."""
-        self.engine_file = engine_file_of(settings, self.roster, self.metrics.discovery_failed.inc)
+        self.engine_file = engine_file_of(lambda: self.settings, self.roster, self.metrics.discovery_failed.inc)
         """None: no file names the engines."""
         self._add_gauges()
         if settings.discovery is Discovery.STATIC:
@@ -163,8 +163,6 @@ class Services:
             aliases=settings.models_by_alias,
             now_unix_s=self.unix_now(),
         )
-        if self.engine_file is not None:
-            self.engine_file.settings = settings
         if self.roster.policy is not (policy := POLICIES[settings.policy]):
             self.roster.use(policy)
         if settings.discovery is Discovery.STATIC:

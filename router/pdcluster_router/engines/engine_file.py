@@ -35,21 +35,22 @@ _LOOK_S: Final = 1.0
 class EngineFile:
     """Follows the file. Event loop only."""
 
-    def __init__(self, settings: Settings, roster: Roster, count_failure: Callable[[], None]) -> None:
-        """``roster`` gets the engines, now and whenever the file was read anew.
+    def __init__(self, settings: Callable[[], Settings], roster: Roster, count_failure: Callable[[], None]) -> None:
+        """``settings``: returns those that hold now. ``roster`` gets the engines, now and whenever the file was read
+        anew.
 
         Raises:
             ConfigError: The file cannot be used.
         """
-        assert settings.engines_file is not None
-        self.watch = FileWatch("engines", [settings.engines_file], settings.engines_file_interval_s, self._read)
+        first = settings()
+        assert first.engines_file is not None
+        self.watch = FileWatch("engines", [first.engines_file], first.engines_file_interval_s, self._read)
         self.reason = ""
         """Why the file as it is now cannot be used; empty: it is in use."""
-        self.settings = settings
-        """Those that hold now."""
+        self._settings = settings
         self._roster = roster
         self._count_failure = count_failure
-        self._named = read_engines(settings)
+        self._named = read_engines(first)
         self._finishing: dict[Member, float] = {}
         """Until when each may still be asked, in the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
@@ -68,14 +69,14 @@ class EngineFile:
     def _read(self) -> None:
         """Raises: ConfigError: The file cannot be used; the engines stay."""
         try:
-            members = read_engines(self.settings)
+            members = read_engines(self._settings())
         except ConfigError as error:
             self.reason = scrub(str(error))
             self._count_failure()
             raise
         self.reason = ""
         logger.info("engines file read engines=%d", len(members))
-        until = asyncio.get_running_loop().time() + self.settings.first_byte_timeout_s
+        until = asyncio.get_running_loop().time() + self._settings().first_byte_timeout_s
         still = last_prefills(self._finishing, members)
         self._finishing = {member: self._finishing[member] for member in still}
         self._finishing |= dict.fromkeys(last_prefills(self._named, members), until)
@@ -118,6 +119,8 @@ def read_engines(settings: Settings) -> tuple[Member, ...]:
     return members
 
 
-def engine_file_of(settings: Settings, roster: Roster, count_failure: Callable[[], None]) -> EngineFile | None:
+def engine_file_of(
+    settings: Callable[[], Settings], roster: Roster, count_failure: Callable[[], None]
+) -> EngineFile | None:
     """None: the settings name no file."""
-    return EngineFile(settings, roster, count_failure) if settings.engines_file is not None else None
+    return EngineFile(settings, roster, count_failure) if settings().engines_file is not None else None

@@ -56,7 +56,7 @@ class Terms:
     admissions: Mapping[Role, Admission[Any]]
     """The backlog and the queue of these engines, by the role that computes the prompt."""
     queue: str = ""
-    """The base model whose queue that is; empty: all models share it."""
+    """The base model whose queue that is; empty: the shared one."""
     wants_receipt: bool = False
     """Whether decode shall say how many tokens were pushed to it."""
     has_prefill: bool = True

@@ -65,11 +65,10 @@ def may_get(engine: Engine, endpoints: frozenset[str] | None) -> bool:
 def _placed(
     terms: Terms, endpoints: frozenset[str] | None, request: RequestFacts, tried: Collection[Engine]
 ) -> Engine | None:
-    if endpoints is not None:
-        return terms.place_decode(request, Barred(tried, endpoints))
-    engine = terms.place_decode(request, tried)
-    if engine is None or may_get(engine, endpoints):
-        return engine
+    if endpoints is None:
+        engine = terms.place_decode(request, tried)
+        if engine is None or may_get(engine, endpoints):
+            return engine
     return terms.place_decode(request, Barred(tried, endpoints))
 
 

@@ -20,7 +20,7 @@ _DECODE: Final = Role.DECODE
 """Module constants: Python 3.11 takes ten times as long to find a member in its Enum."""
 TurnsAhead: TypeAlias = tuple[Role, int, int, str]
 """Turns in the queue for engines of this role: the first turn in its ``TurnLog``, and the turn after the last. Then the
-queue's base model; empty: all models share it."""
+queue's base model; empty: the shared one."""
 LARGE_BODY_BYTES: Final = 4 << 10
 """A longer body is forgotten once it will not be sent again. That takes 1 us; the scan of so many bytes took 5 us."""
 

@@ -124,14 +124,11 @@ async def _read(stream: PickerStream, context: Any) -> None:
             said = await context.read()
             if said is aio.EOF:
                 return
-            try:
-                message = message_in(said)
-            except ProtocolError as error:
-                stream.fail(bad_gateway_mode(str(error)))
-                return
-            stream.hear(message)
-    except Exception:  # The top of a task: what cannot be read ends this request, and no other.
-        logger.exception("message of a gateway cannot be read")
+            stream.hear(message_in(said))
+    except ProtocolError as error:
+        stream.fail(bad_gateway_mode(str(error)))
+    except Exception:  # The top of a task: a message that cannot be read, or a bug of ours, fails this request alone.
+        logger.exception("request of a gateway failed")
         stream.fail(internal())
     finally:
         stream.ended()

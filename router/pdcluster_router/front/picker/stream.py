@@ -16,7 +16,6 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from pdcluster_protocol.errors import ProtocolError
 from pdcluster_router.core.apis.client_apis import REQUEST_PATHS
 from pdcluster_router.core.apis.openai_errors import (
     NO_DECODE,
@@ -27,7 +26,6 @@ from pdcluster_router.core.apis.openai_errors import (
     client_too_slow,
     deadline_passed,
     draining,
-    internal,
     no_engine,
     too_many_connections,
 )
@@ -91,19 +89,13 @@ class PickerStream:
     # What the server asks.
 
     def hear(self, message: GatewayMessage) -> None:
-        """Takes what the gateway says. A gateway that breaks the rules gets an error, as after a bug of ours."""
-        try:
-            heard, replies = self._talk.hear(message)
-            self._say(replies)
-            self._count_passed(message)
-            for fact in heard:
-                if not self._talk.is_over:
-                    _ACT[fact](self, message)
-        except ProtocolError as error:
-            self.fail(bad_gateway_mode(str(error)))
-        except Exception:  # The top of a request: a bug of ours fails this one, and no other.
-            logger.exception("request of a gateway failed")
-            self.fail(internal())
+        """Takes what the gateway says. Raises: ProtocolError: No gateway says this now."""
+        heard, replies = self._talk.hear(message)
+        self._say(replies)
+        self._count_passed(message)
+        for fact in heard:
+            if not self._talk.is_over:
+                _ACT[fact](self, message)
 
     def _count_passed(self, message: GatewayMessage) -> None:
         """A request that goes by may be as large as any other."""

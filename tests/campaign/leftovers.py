@@ -45,9 +45,8 @@ class Leftovers:
         """Counts by what is left."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group  # only a worker has vLLM
 
-        connector = get_kv_transfer_group()
-        prefill, decode = connector._prefill_rank, connector._decode_rank
-        return of_prefill(prefill.worker) if prefill else of_decode(decode.worker)
+        worker = get_kv_transfer_group()._worker_hooks._worker
+        return of_prefill(worker) if hasattr(worker, "layer_saved") else of_decode(worker)
 
 
 def of_prefill(worker: Any) -> dict[str, int]:

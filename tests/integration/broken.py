@@ -11,6 +11,7 @@ from fakes.transports import Failing, Forgetting, ForgettingOnce, Shortening, wr
 from pdcluster_connector.steps import PrefillStep, PushSlice
 from pdcluster_connector.transport.base import Transport
 from pdcluster_connector.vllm.connector import PDClusterConnector
+from pdcluster_connector.vllm.prefill_hooks import PrefillWorkerHooks
 from pdcluster_connector.worker.prefill import PrefillWorker
 
 
@@ -19,12 +20,12 @@ class _BreaksTransports(PDClusterConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         super().register_kv_caches(kv_caches)
-        wrap_transports(self._worker, self.wrap)
+        wrap_transports(self._prefill_worker, self.wrap)
 
     @property
-    def _worker(self) -> PrefillWorker:
-        assert self._prefill_rank is not None
-        return self._prefill_rank.worker
+    def _prefill_worker(self) -> PrefillWorker:
+        assert isinstance(self._worker_hooks, PrefillWorkerHooks)
+        return self._worker_hooks._worker
 
     def wrap(self, inner: Transport) -> Transport:
         raise NotImplementedError
@@ -34,7 +35,7 @@ class SkipsALayer(_BreaksTransports):
     """Never sends the third layer, and counts its bytes as sent."""
 
     def wrap(self, inner: Transport) -> Transport:
-        regions = self._worker._context.hello.layout.regions
+        regions = self._prefill_worker._context.hello.layout.regions
         return Forgetting(inner, regions[2].base, regions[3].base)
 
 
@@ -42,7 +43,7 @@ class LosesAWriteOnce(_BreaksTransports):
     """Does not make its first write of the third layer, and counts its bytes as sent; later ones are made."""
 
     def wrap(self, inner: Transport) -> Transport:
-        regions = self._worker._context.hello.layout.regions
+        regions = self._prefill_worker._context.hello.layout.regions
         return ForgettingOnce(inner, regions[2].base, regions[3].base, 1)
 
 

@@ -49,7 +49,7 @@ GUARDED: Final[Mapping[str, Guard]] = {
     ),
     # The second function fills KVConnectorTransferResults, where the name is the same.
     "vllm.v1.outputs:KVConnectorOutput.failed_recving": Guard(
-        "fails_by_request", frozenset({"connector._take_failed", "connector.get_transfer_results"})
+        "fails_by_request", frozenset({"decode_hooks._take_failed", "connector.get_transfer_results"})
     ),
     f"{_SPECS}AttentionSpec.state_content_size_bytes": Guard("names_layouts", _CONTENT),
     # A model with recurrent state is refused at start before failures are told by request.

@@ -16,12 +16,16 @@ from vllm.v1.request import Request
 
 from pdcluster_connector.core.watermark import KvGroup
 from pdcluster_connector.failures import take_counts
+from pdcluster_connector.scheduler.decode import DecodeScheduler
 from pdcluster_connector.scheduler.prefill import PrefillEngine, PrefillScheduler
 from pdcluster_connector.settings import PushTiming
 from pdcluster_connector.steps import DecodeStep, PrefillStep
-from pdcluster_connector.vllm.block_tables import BlockTables, Preemptions
-from pdcluster_connector.vllm.connector import PDClusterConnector, leave_out_last_token
-from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks
+from pdcluster_connector.vllm.block_tables import BlockTables
+from pdcluster_connector.vllm.connector import PDClusterConnector
+from pdcluster_connector.vllm.decode_hooks import DecodeSchedulerHooks, DecodeWorkerHooks
+from pdcluster_connector.vllm.hooks import SchedulerHooks, StepMetadata, WorkerHooks
+from pdcluster_connector.vllm.load_errors import PushedBlocks
+from pdcluster_connector.vllm.prefill_hooks import PrefillSchedulerHooks, leave_out_last_token
 from pdcluster_connector.worker.receiver import Receipts
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
@@ -37,15 +41,21 @@ def request_of(tokens: list[int]) -> Request:
     return Request("r", tokens, SamplingParams(max_tokens=1), None)
 
 
-def prefill_connector() -> PDClusterConnector:
-    """The scheduler half of a prefill engine, without the vLLM configuration that it is read from."""
+def connector_with(scheduler: SchedulerHooks | None = None, worker: WorkerHooks | None = None) -> PDClusterConnector:
+    """A connector without the vLLM configuration that it is made from."""
     made = PDClusterConnector.__new__(PDClusterConnector)
-    engine = PrefillEngine(1, (2,), (KvGroup(16),))
-    made._prefill_scheduler = PrefillScheduler(engine, PushTiming.LAYERWISE, SECRET, BootId("life"))
-    made._decode_half = None
-    made._facts = cast("Any", SimpleNamespace(keeps_last_token=False))
-    made._block_tables, made._preemptions = BlockTables().follow, Preemptions()
+    made._scheduler_hooks, made._worker_hooks, made._adapters = (
+        scheduler or SchedulerHooks(),
+        worker or WorkerHooks(),
+        None,
+    )
     return made
+
+
+def prefill_connector() -> PDClusterConnector:
+    """That of a prefill engine's scheduler process."""
+    scheduler = PrefillScheduler(PrefillEngine(1, (2,), (KvGroup(16),)), PushTiming.LAYERWISE, SECRET, BootId("life"))
+    return connector_with(PrefillSchedulerHooks(scheduler, BlockTables().follow, None, keeps_last_token=False))
 
 
 def test_prefill_of_a_stateful_model_leaves_the_last_token_to_decode() -> None:
@@ -139,16 +149,19 @@ def test_a_preemption_of_which_vllm_tells_is_told_once_too(counted: int) -> None
 def test_a_request_that_has_ended_is_not_looked_at_again() -> None:
     connector = prefill_connector()
     connector.request_finished(pushed_request(connector), [])
-    assert connector._preemptions._counted == {}
+    assert isinstance(connector._scheduler_hooks, PrefillSchedulerHooks)
+    assert connector._scheduler_hooks._preemptions._counted == {}
 
 
-def decode_connector_with_a_reservation() -> PDClusterConnector:
-    """The scheduler half of a decode engine, whose request "r" waits for 40 tokens and owes a receipt."""
-    made = PDClusterConnector.__new__(PDClusterConnector)
-    requests = waiting_bench(wants_receipt=True).scheduler
-    made._prefill_scheduler, made._decode_half = None, cast("Any", SimpleNamespace(requests=requests))
-    made._pushed_blocks = None
-    return made
+def decode_connector(requests: DecodeScheduler, blocks: PushedBlocks | None = None) -> PDClusterConnector:
+    """That of a decode engine's scheduler process."""
+    half: Any = SimpleNamespace(requests=requests)
+    return connector_with(DecodeSchedulerHooks(half, blocks, None))
+
+
+def decode_connector_with_a_reservation(blocks: PushedBlocks | None = None) -> PDClusterConnector:
+    """Request "r" waits for 40 tokens and owes a receipt."""
+    return decode_connector(waiting_bench(wants_receipt=True).scheduler, blocks)
 
 
 @pytest.mark.parametrize(("failed", "num_tokens"), [(set(), 40), ({"r"}, 0)])
@@ -162,21 +175,24 @@ def test_what_failed_to_come_is_in_no_receipt(failed: set[str], num_tokens: int)
 
 @pytest.mark.parametrize(("invalid", "num_tokens"), [(set(), 40), ({7}, 40), ({2}, 0)])
 def test_vllm_before_0_30_names_what_failed_by_its_blocks(invalid: set[int], num_tokens: int) -> None:
-    connector = decode_connector_with_a_reservation()
-    connector._pushed_blocks = PushedBlocks(16)
-    connector._pushed_blocks.reserve(RequestId("r"), (1, 2, 3), 0)
+    blocks = PushedBlocks(16)
+    connector = decode_connector_with_a_reservation(blocks)
+    blocks.reserve(RequestId("r"), (1, 2, 3), 0)
     connector.update_connector_output(KVConnectorOutput(invalid_block_ids=invalid))
     connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}))
     _, answer = connector.request_finished(request_of(list(range(40))), [])
     assert answer is not None
     assert answer["pdcluster_received_tokens"] == num_tokens
-    assert connector._pushed_blocks.failed({1, 2, 3}) == set()
+    assert blocks.failed({1, 2, 3}) == set()
 
 
 class OneReceipt:
     """A decode rank's worker: "r" has failed, "s" has come, and a request runs with the wrong adapter."""
 
     foreign = frozenset[int]()
+
+    def begin_step(self, step: DecodeStep) -> None:
+        """Nothing is expected."""
 
     def receipts(self) -> Receipts:
         return Receipts({RequestId("r"), RequestId("s")}, {RequestId("r")})
@@ -186,11 +202,10 @@ class OneReceipt:
 
 
 def test_a_worker_names_the_blocks_of_what_failed_to_vllm_before_0_30() -> None:
-    connector = PDClusterConnector.__new__(PDClusterConnector)
     worker = OneReceipt()
-    connector._prefill_rank, connector._decode_rank = None, cast("Any", SimpleNamespace(worker=worker))
-    connector._failed_blocks = FailedBlocks()
-    connector._failed_blocks.begin_step({RequestId("r"): (4, 5), RequestId("s"): (6,)})
+    hooks = DecodeWorkerHooks(cast("Any", SimpleNamespace(worker=worker, address=None)), (16,))
+    connector = connector_with(worker=hooks)
+    hooks.begin_step(StepMetadata(DecodeStep(), {RequestId("r"): (4, 5), RequestId("s"): (6,)}))
     assert connector.get_finished(set()) == (set(), {"r", "s"})
     assert connector.get_block_ids_with_load_errors() == {4, 5}
     assert connector.get_block_ids_with_load_errors() == set()
@@ -199,8 +214,7 @@ def test_a_worker_names_the_blocks_of_what_failed_to_vllm_before_0_30() -> None:
 
 
 def test_a_worker_hears_of_the_first_step_of_a_request_with_an_adapter() -> None:
-    connector = decode_connector_with_a_reservation()
-    connector._decode_half = cast("Any", SimpleNamespace(requests=first_steps_bench().scheduler))
+    connector = decode_connector(first_steps_bench().scheduler)
     connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}))
     output: Any = SimpleNamespace(scheduled_new_reqs=[SimpleNamespace(req_id="other"), SimpleNamespace(req_id="r")])
     step = connector.build_connector_meta(output).step
@@ -209,6 +223,21 @@ def test_a_worker_hears_of_the_first_step_of_a_request_with_an_adapter() -> None
     take_counts()
     connector.update_connector_output(KVConnectorOutput(invalid_block_ids={step.first_steps[0].block}))
     assert take_counts()["adapter_mixed"] == 1, "vLLM has not ended it"
+
+
+def test_a_connector_that_has_nothing_to_do_yet_says_so_to_every_question() -> None:
+    """The scheduler of a decode engine before its workers listen, and a worker before its memory is there."""
+    connector, request = connector_with(), request_of(TOKENS)
+    connector.on_new_request(pushed_request(connector))
+    assert connector.get_num_new_matched_tokens(request, 0) == (0, False)
+    assert connector.request_finished(request, []) == (False, None)
+    connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}, finished_sending={"r"}))
+    connector.save_kv_layer("layer", torch.zeros(1), None)
+    connector.wait_for_save()
+    results = connector.get_transfer_results({"r"})
+    assert not results.finished_sending
+    assert not results.finished_recving
+    assert connector.get_handshake_metadata() is connector.build_connector_worker_meta() is None
 
 
 def test_decode_keeps_its_whole_graphs() -> None:
@@ -233,7 +262,11 @@ class _Part:
 
 
 def test_the_end_of_a_connector_is_that_of_all_of_its_parts() -> None:
-    made, parts = PDClusterConnector.__new__(PDClusterConnector), [_Part() for _ in range(4)]
-    made._decode_half, made._prefill_rank, made._decode_rank, made._adapters = cast("Any", parts)
+    made, parts = connector_with(), [_Part() for _ in range(3)]
+    made._scheduler_hooks.parts, made._worker_hooks.parts, made._adapters = (
+        (parts[0],),
+        (parts[1],),
+        cast("Any", parts[2]),
+    )
     made.shutdown()
-    assert [part.is_ended for part in parts] == [True] * 4
+    assert [part.is_ended for part in parts] == [True] * 3

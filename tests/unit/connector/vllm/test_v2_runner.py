@@ -14,7 +14,8 @@ from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 from pdcluster_connector.steps import PrefillStep
-from pdcluster_connector.vllm.connector import PDClusterConnector, StepMetadata
+from pdcluster_connector.vllm.hooks import StepMetadata
+from pdcluster_connector.vllm.prefill_hooks import PrefillWorkerHooks
 from pdcluster_connector.vllm.v2_runner import ask_before_writes, ask_no_more
 from pdcluster_protocol.ids import BootId, RequestId
 
@@ -75,11 +76,9 @@ def test_among_other_connectors_we_are_asked_too(runner: Runner) -> None:
 
 def test_the_requests_of_a_step_are_protected_once() -> None:
     protected: list[object] = []
-    connector = PDClusterConnector.__new__(PDClusterConnector)
-    worker = SimpleNamespace(protect_preempted=protected.append)
-    connector._prefill_rank, connector._protected = cast("Any", SimpleNamespace(worker=worker)), None
+    hooks = PrefillWorkerHooks(cast("Any", SimpleNamespace(worker=SimpleNamespace(protect_preempted=protected.append))))
     for metadata in (STEP, STEP, StepMetadata(PrefillStep(BootId("life"), (), (RequestId("r"),)))):
-        connector.handle_preemptions(metadata)
+        hooks.protect_preempted(metadata)
     assert protected == [("r",), ("r",)]
 
 

@@ -64,7 +64,7 @@ class EndingThread:
         try:
             self._has_ended = self._end()
         except Exception:  # noqa: BLE001  # top of a thread: the others still end
-            _LOG.exception("a part of the connector cannot be ended")
+            _LOG.exception("part of the connector not ended")
 
 
 def end_all(ends: Iterable[Callable[[], bool]], deadline: float) -> bool:
@@ -99,5 +99,5 @@ def end_parts(parts: Iterable[RunningPart], within_s: float = END_S) -> None:
     endings = [(part, EndingThread(partial(part.close, deadline))) for part in all_parts]
     ended = [id(part) for part, ending in endings if ending.wait(deadline)]
     _kept[:] = [part for part in _kept if id(part) not in ended]
-    if len(ended) < len(all_parts):
-        _LOG.critical("engine ends with open sessions or threads waited_s=%g: their memory is kept", within_s)
+    if num_kept := len(all_parts) - len(ended):
+        _LOG.critical("engine ends before its parts, whose memory is kept parts=%d waited_s=%g", num_kept, within_s)

@@ -166,10 +166,10 @@ def require_honest_events(device: Device, where: torch.device) -> None:
     try:
         verdict = _translated(where, lambda: try_events(device, where, Products(device, where)))
     except torch.OutOfMemoryError:
-        _LOG.warning("self-test of events left out: %s has no 32 MiB free", where)
+        _LOG.warning("self-test of events left out, no 32 MiB are free device=%s", where)
         return
     if verdict is EventVerdict.UNSEEN:
-        _LOG.warning("self-test of events saw nothing: %s was through before each question", where)
+        _LOG.warning("self-test of events saw nothing, all work was done before each question device=%s", where)
 
 
 def try_events(device: Device, where: torch.device, work: LongWork, patience: Patience = _PATIENCE) -> EventVerdict:

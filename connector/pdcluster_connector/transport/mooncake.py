@@ -105,7 +105,7 @@ class MooncakeTransport:
 
     def register(self, address: int, num_bytes: int) -> None:
         if self._protocol == TransferProtocol.RDMA and (problem := locked_memory_problem(num_bytes)):
-            _LOG.warning("locked memory: %s", problem)
+            _LOG.warning("memory may not be locked reason=%s", problem)
         with self._running() as engine:
             status = engine.register_memory(address, num_bytes)
         if status != 0:
@@ -180,7 +180,7 @@ class MooncakeTransport:
         with self._engine.enter() as engine:
             is_alive = engine is not None and engine.send_probe(session) == 0
         if not is_alive:
-            _LOG.warning("transport peer does not answer")
+            _LOG.warning("transport peer silent")
         return is_alive
 
     def _deliver(self, write: Write) -> None:

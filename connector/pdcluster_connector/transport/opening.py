@@ -103,7 +103,7 @@ class Openings:
         try:
             return self._backend.probe(session)
         except Exception as error:  # noqa: BLE001  # top of a thread: else its writes would wait until their deadlines
-            _LOG.warning("transport peer cannot be probed: %s", error)
+            _LOG.warning("transport peer not probed reason=%s", error)
             return False
 
     def _take(self, session: str, *, is_alive: bool) -> list[Write]:

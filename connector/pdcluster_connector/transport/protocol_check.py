@@ -46,7 +46,7 @@ def require_taken(protocol: str, host: str, port: int) -> None:
     try:
         answer = _ask(host, port)
     except OSError as error:
-        _LOG.warning("Mooncake does not say which protocol it took, %s was asked for: %s", protocol, error)
+        _LOG.warning("transport protocol unknown wanted=%s reason=%s", protocol, error)
         return
     if problem := taken_problem(protocol, answer):
         raise ConfigError(problem)
@@ -60,7 +60,7 @@ def taken_problem(protocol: str, answer: bytes) -> str:
         said = None
     taken = said.get("protocol") if isinstance(said, dict) else None
     if not isinstance(taken, str):
-        _LOG.warning("Mooncake does not say which protocol it took, %s was asked for", protocol)
+        _LOG.warning("transport protocol unknown wanted=%s", protocol)
         return ""
     if taken != protocol:
         return (

@@ -122,7 +122,7 @@ class Opening:
         try:
             transport = self._sessions.open()
         except Exception as error:  # noqa: BLE001  # top of a thread: whatever the transport's library raises
-            _LOG.warning("a session cannot be opened", exc_info=True)
+            _LOG.warning("session not opened", exc_info=True)
             self._failure = f"a transport session cannot be opened: {error}"
         else:
             self._keep(transport)
@@ -186,5 +186,5 @@ def end_engine(why: str, error: Exception | None = None) -> None:
 
     Memory behind such a session can never be given back: the engine is of no further use.
     """
-    _LOG.critical("%s: this engine ends, its blocks are not safe", why, exc_info=error)
+    _LOG.critical("engine ends, its blocks are not safe reason=%s", why, exc_info=error)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -112,7 +112,7 @@ class BatchSubmits:
         batch = self._engine.batch_transfer_async_write(session, sources, targets, sizes)
         if batch <= 0:
             # Mooncake may have given the batch up in the middle. It does not say which writes it had begun.
-            _LOG.warning("Mooncake refused a submit of %d writes", len(ranges))
+            _LOG.warning("submit refused writes=%d", len(ranges))
             return KnownEnd(WriteStatus.LOST)
         return _Many(self._batches, batch, len(ranges))
 
@@ -193,7 +193,7 @@ class LibraryBatches:
 
     def free(self, batch: int) -> None:
         if code := self._free(self._engine, batch).code:
-            _LOG.warning("Mooncake keeps a batch whose writes are over (code %d)", code)
+            _LOG.warning("batch not given back code=%d", code)
 
 
 def _function(library: Any, name: str, returns: Any, *takes: Any) -> Any:
@@ -214,9 +214,9 @@ def choose_submits(protocol: str, wanted: int, engine: Any, load: Callable[[], A
     try:
         batches = LibraryBatches(load(), engine.get_engine_ptr())
     except (AttributeError, OSError) as error:
-        _LOG.warning("Mooncake cannot be asked about batches, each write is a call of its own: %s", error)
+        _LOG.warning("batches not used, each write is a call of its own reason=%s", error)
         return SingleSubmits(engine)
     if not batches.answers:
-        _LOG.warning("Mooncake answers otherwise than 0.3.13 about batches: each write is a call of its own")
+        _LOG.warning("batches not used, each write is a call of its own reason=answers differ from Mooncake 0.3.13")
         return SingleSubmits(engine)
     return BatchSubmits(engine, batches, number)

@@ -186,7 +186,7 @@ class Receiver:
             self._has_entered = True
         except Exception as error:  # noqa: BLE001  # whatever the device's library raises
             if not self._is_warned:
-                _LOG.error("receiver cannot use its device: %s", error)
+                _LOG.error("receiver without its device reason=%s", error)
             self._is_warned = True
 
     def _turn(self) -> None:

@@ -46,7 +46,7 @@ def test_another_protocol_is_refused_with_both(protocol: str, said: dict[str, ob
 @pytest.mark.parametrize("said", [b"", HEAD, HEAD + b"{", HEAD + b"[]", HEAD + b"{}", HEAD + b'{"protocol": 7}'])
 def test_an_answer_that_says_nothing_is_a_warning(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     assert taken_problem("rdma", said) == ""
-    assert caplog.messages == ["Mooncake does not say which protocol it took, rdma was asked for"]
+    assert caplog.messages == ["transport protocol unknown wanted=rdma"]
 
 
 def test_one_that_hangs_up_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -57,4 +57,5 @@ def test_one_that_hangs_up_is_a_warning(caplog: pytest.LogCaptureFixture) -> Non
         require_taken("tcp", host, port)
         ending.join(PATIENCE_S)
     require_taken("tcp", host, port)
-    assert [message[:45] for message in caplog.messages] == ["Mooncake does not say which protocol it took,"] * 2
+    events = [message.partition(" reason=")[0] for message in caplog.messages]
+    assert events == ["transport protocol unknown wanted=tcp"] * 2

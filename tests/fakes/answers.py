@@ -51,11 +51,22 @@ def get_answer(path: str) -> bytes:
     return json_answer(404, b'{"detail":"Not Found"}')
 
 
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True
+
+
 def simple_answer(message: Message) -> bytes | None:
-    """To what needs no core of an engine; None: it does. A question is told itself, and ``/detokenize`` is refused."""
+    """To what needs no core of an engine; None: it does. A question is told itself, and ``/detokenize`` is refused.
+
+    As by vLLM, a body that is no JSON is refused: a gateway whose picker was killed may have cut it short.
+    """
     if message.first_line.startswith("GET"):
         return get_answer(message.path)
     if message.path not in QUESTIONS:
-        return None
+        return None if _is_json(message.body) else json_answer(400, b'{"error": {"message": "no JSON"}}')
     asked = {"path": message.path, "body": message.body.decode(), "headers": message.headers}
     return json_answer(400 if message.path == "/detokenize" else 200, json.dumps(asked).encode())

@@ -339,8 +339,14 @@ class Consultation:
 
 
 def _pieces(side: GatewaySide, body: Iterable[bytes | memoryview], *, is_last: bool) -> Iterator[BodyReply]:
-    """``body`` in pieces of ``PIECE_BYTES`` at most; one of them, perhaps an empty one, is the last if ``is_last``."""
+    """``body`` in pieces of ``PIECE_BYTES`` at most; one of them, perhaps an empty one, is the last if ``is_last``.
+
+    A small body is joined to one piece: each costs a message. And a gateway whose picker dies between two of them may
+    give an engine the first.
+    """
     views = [memoryview(part) for part in body if len(part)]
+    if len(views) > 1 and sum(map(len, views)) <= PIECE_BYTES:
+        views = [memoryview(b"".join(views))]
     cuts = [view[at : at + PIECE_BYTES] for view in views for at in range(0, len(view), PIECE_BYTES)]
     for piece in cuts[:-1]:
         yield BodyReply(side, piece)

@@ -18,6 +18,7 @@ from pdcluster_router.core.requests.consultation import (
     GatewayTrailers,
     HeadReply,
     Heard,
+    Replies,
     TrailersReply,
 )
 from pdcluster_router.core.requests.gateway_headers import NO_CHANGES, HeaderChanges
@@ -56,15 +57,25 @@ def test_a_request_in_pieces_is_whole_with_its_last_one() -> None:
     assert talk.hear(GatewayBody(REQUEST, b"", True)) == ((Heard.WHOLE,), ())
     assert talk.deliver(ENGINE, NO_CHANGES, [b"{", b"}"]) == (
         HeadReply(REQUEST, NO_CHANGES, ENGINE),
-        BodyReply(REQUEST, memoryview(b"{")),
-        BodyReply(REQUEST, memoryview(b"}"), is_last=True),
+        BodyReply(REQUEST, memoryview(b"{}"), is_last=True),
     )
 
 
 def test_a_large_body_goes_on_in_pieces() -> None:
     replies = whole().deliver(ENGINE, NO_CHANGES, [b"x" * (2 * PIECE_BYTES + 1)])
-    assert [len(reply.body or b"") for reply in replies[1:] if isinstance(reply, BodyReply)] == [PIECE_BYTES] * 2 + [1]
+    assert lengths_of(replies) == [PIECE_BYTES] * 2 + [1]
     assert [reply.is_last for reply in replies if isinstance(reply, BodyReply)] == [False, False, True]
+    replies = whole().deliver(ENGINE, NO_CHANGES, [b"x" * PIECE_BYTES, b"y"])
+    assert lengths_of(replies) == [PIECE_BYTES, 1]
+
+
+def test_parts_of_a_body_that_fit_into_one_piece_are_one() -> None:
+    for parts in ([b"x"] * PIECE_BYTES, [b"", b"x" * (PIECE_BYTES - 1), b"", b"y"]):
+        assert lengths_of(whole().deliver(ENGINE, NO_CHANGES, parts)) == [PIECE_BYTES]
+
+
+def lengths_of(replies: Replies) -> list[int]:
+    return [len(reply.body or b"") for reply in replies if isinstance(reply, BodyReply)]
 
 
 def test_trailers_end_a_request_and_are_let_on_after_its_body() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,7 @@ from pdcluster_protocol.launch import TransferProtocol
 from pdcluster_protocol.metaserver import PrefillOutcome
 from pdcluster_protocol.params import SideChannelAddress
 from pdcluster_protocol.side_channel import Hello, Welcome
+from pdcluster_protocol.trace import PushTrace, ReceiveTrace
 
 
 class DecodeHalf:
@@ -128,9 +130,10 @@ def make_prefill_rank(
     *,
     device: Device | None = None,
     adapters: AdapterLoads | None = None,
+    tell: Callable[[PushTrace | ReceiveTrace], None] | None = None,
 ) -> PrefillRank:
     """A prefill rank that can push. ``tokens``: its token-major KV, which may have to be resharded; None: it has none.
-    ``adapters``: its LoRA adapters; None: its engine has none.
+    ``adapters``: its LoRA adapters; None: its engine has none. ``tell``: as of ``Trace``.
 
     ``device``: used in place of the engine's own, for tests that watch the calls.
 
@@ -151,7 +154,7 @@ def make_prefill_rank(
     use = Use.WRITES_AND_KNOWS_THE_END if protocol == TransferProtocol.RDMA else Use.WRITES
     sessions = _make_sessions(facts, memory, device, use)
     hello = Hello(facts.engine_id, BootId(""), memory.layout, memory.fingerprint, protocol)
-    trace = Trace(facts.settings.trace_file)
+    trace = Trace(facts.settings.trace_file, tell)
     reader = _make_reader(facts, memory)
     context = LaneContext(
         hello, sessions, device, facts.settings, facts.secret, trace, staging, reader, strips, adapters
@@ -160,9 +163,14 @@ def make_prefill_rank(
 
 
 def make_decode_rank(
-    facts: EngineFacts, memory: Memory, *, device: Device | None = None, adapters: AdapterLoads | None = None
+    facts: EngineFacts,
+    memory: Memory,
+    *,
+    device: Device | None = None,
+    adapters: AdapterLoads | None = None,
+    tell: Callable[[PushTrace | ReceiveTrace], None] | None = None,
 ) -> DecodeRank:
-    """A decode rank that listens. ``device``, ``adapters``: as of ``make_prefill_rank``.
+    """A decode rank that listens. ``device``, ``adapters``, ``tell``: as of ``make_prefill_rank``.
 
     Raises:
         ConfigError: The machine fails the self-test, the side channel's port is taken, the transport cannot start, or
@@ -180,7 +188,8 @@ def make_decode_rank(
     reception = Reception(welcome, memory.fingerprint, times, facts.secret)
     inbound = InboundSessions(sessions, wakeup.set)
     reader = _make_reader(facts, memory)
-    worker = Receiver(channel, wakeup, reception, inbound, Trace(settings.trace_file), device, reader, adapters)
+    trace = Trace(settings.trace_file, tell)
+    worker = Receiver(channel, wakeup, reception, inbound, trace, device, reader, adapters)
     return DecodeRank(worker, SideChannelAddress(facts.host, channel.port, boot_id))
 
 

@@ -99,5 +99,5 @@ def end_parts(parts: Iterable[RunningPart], within_s: float = END_S) -> None:
     endings = [(part, EndingThread(partial(part.close, deadline))) for part in all_parts]
     ended = [id(part) for part, ending in endings if ending.wait(deadline)]
     _kept[:] = [part for part in _kept if id(part) not in ended]
-    if num_kept := len(all_parts) - len(ended):
-        _LOG.critical("engine ends before its parts, whose memory is kept parts=%d waited_s=%g", num_kept, within_s)
+    if kept := [type(part).__name__ for part in all_parts if id(part) not in ended]:
+        _LOG.critical("engine ends, memory of open parts is kept parts=%s waited_s=%g", ",".join(kept), within_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +18,15 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.trace")
 class Trace:
     """Appends lines to one file; several processes may share it. Never called by the forward pass."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, tell: Callable[[PushTrace | ReceiveTrace], None] | None = None) -> None:
+        """``tell`` gets each line too, also without a file. It must not wait."""
         self._path = Path(path) if path else None
+        self._tell = tell
 
     def write(self, line: PushTrace | ReceiveTrace) -> None:
-        """Append ``line``. Does nothing if no file was asked for, or after the file could not be written."""
+        """Append ``line``. No file is written if none was asked for, or after it could not be written."""
+        if self._tell is not None:
+            self._tell(line)
         path = self._path  # another thread may stop the trace meanwhile
         if path is None:
             return
@@ -30,5 +35,5 @@ class Trace:
                 file.write(json.dumps(msgspec.to_builtins(line), separators=(",", ":")) + "\n")
         except OSError as error:
             # A full disk must not fail a request.
-            _LOG.warning("trace stopped path=%s error=%s", path, error)
+            _LOG.warning("trace stopped path=%s reason=%s", path, error)
             self._path = None

@@ -56,6 +56,8 @@ class PushTrace(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     transfer_id: TransferId
     request_id: RequestId = RequestId("")
     attempt: Attempt = Attempt(1)
+    decode_rank: int = 0
+    """The decode rank that it went to, among all ranks of its engine."""
     outcome: str
     """``done``, ``failed``, or ``unneeded``: decode had it all."""
     reason: str = ""

@@ -105,7 +105,7 @@ class MooncakeTransport:
 
     def register(self, address: int, num_bytes: int) -> None:
         if self._protocol == TransferProtocol.RDMA and (problem := locked_memory_problem(num_bytes)):
-            _LOG.warning("memory may not be locked reason=%s", problem)
+            _LOG.warning("memory not allowed to be locked reason=%s", problem)
         with self._running() as engine:
             status = engine.register_memory(address, num_bytes)
         if status != 0:

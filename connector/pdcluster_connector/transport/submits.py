@@ -112,7 +112,7 @@ class BatchSubmits:
         batch = self._engine.batch_transfer_async_write(session, sources, targets, sizes)
         if batch <= 0:
             # Mooncake may have given the batch up in the middle. It does not say which writes it had begun.
-            _LOG.warning("submit refused writes=%d", len(ranges))
+            _LOG.warning("Mooncake refused a submit writes=%d", len(ranges))
             return KnownEnd(WriteStatus.LOST)
         return _Many(self._batches, batch, len(ranges))
 
@@ -193,7 +193,7 @@ class LibraryBatches:
 
     def free(self, batch: int) -> None:
         if code := self._free(self._engine, batch).code:
-            _LOG.warning("batch not given back code=%d", code)
+            _LOG.warning("Mooncake kept a batch code=%d", code)
 
 
 def _function(library: Any, name: str, returns: Any, *takes: Any) -> Any:

@@ -41,6 +41,7 @@ from pdcluster_connector.vllm.hooks import Listening, LostAttempts, SchedulerHoo
 from pdcluster_connector.vllm.load_errors import PushedBlocks
 from pdcluster_connector.vllm.metrics import CountMetrics, StepCounts
 from pdcluster_connector.vllm.prefill_hooks import PrefillSchedulerHooks, PrefillWorkerHooks
+from pdcluster_connector.vllm.transfer_spans import TransferSpans
 from pdcluster_connector.vllm.v2_runner import ask_before_writes, ask_no_more
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.labels import Role
@@ -59,9 +60,9 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._adapters = None if role is KVConnectorRole.SCHEDULER else watch_loads(vllm_config.lora_config)
         self._scheduler_hooks, self._worker_hooks = SchedulerHooks(), WorkerHooks()
         if role is KVConnectorRole.SCHEDULER and self._facts.role is Role.PREFILL:
-            self._scheduler_hooks = self._prefill_scheduler()
+            self._scheduler_hooks = self._prefill_hooks()
 
-    def _prefill_scheduler(self) -> SchedulerHooks:
+    def _prefill_hooks(self) -> SchedulerHooks:
         facts = self._facts
         engine = PrefillEngine(facts.tp_size, facts.kv_heads, facts.groups)
         scheduler = PrefillScheduler(engine, facts.settings.push, facts.secret, new_boot_id())
@@ -143,13 +144,15 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         facts, layers = self._facts, own_layers(self._kv_cache_config, self._in_axes(kv_caches))
         memory = read_memory(facts, self._vllm_config, self._kv_cache_config, layers)
+        spans = TransferSpans(facts.engine_id, memory.layout.rank)
         if facts.role is Role.PREFILL:
             tokens = read_token_memory(facts, memory, self._kv_cache_config, layers)
-            self._worker_hooks = PrefillWorkerHooks(make_prefill_rank(facts, memory, tokens, adapters=self._adapters))
+            prefill_rank = make_prefill_rank(facts, memory, tokens, adapters=self._adapters, tell=spans.tell)
+            self._worker_hooks = PrefillWorkerHooks(prefill_rank, spans)
             ask_before_writes(self.handle_preemptions)
         else:
-            rank = make_decode_rank(facts, memory, adapters=self._adapters)
-            self._worker_hooks = DecodeWorkerHooks(rank, page_tokens_of(memory.layout, facts.groups))
+            decode_rank = make_decode_rank(facts, memory, adapters=self._adapters, tell=spans.tell)
+            self._worker_hooks = DecodeWorkerHooks(decode_rank, page_tokens_of(memory.layout, facts.groups), spans)
 
     def _in_axes(self, kv_caches: Mapping[str, LayerKv]) -> Mapping[str, LayerKv]:
         if RELEASE.names_layouts:

@@ -25,6 +25,7 @@ from pdcluster_connector.vllm.hooks import (
 )
 from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks
 from pdcluster_connector.vllm.media import media_of
+from pdcluster_connector.vllm.transfer_spans import TraceParents, TransferSpans
 from pdcluster_connector.worker.receiver import Receipts
 from pdcluster_protocol.ids import RequestId
 
@@ -42,6 +43,7 @@ class DecodeSchedulerHooks(SchedulerHooks):
         self._requests = half.requests
         self._pushed_blocks = pushed_blocks
         self._lora_config = lora_config
+        self._parents = TraceParents()
 
     def add(self, request: Request, params: dict[str, object], now: float) -> None:
         if not params.get("do_remote_prefill"):
@@ -49,6 +51,7 @@ class DecodeSchedulerHooks(SchedulerHooks):
         adapter, media = wanted_adapter(request, self._lora_config), media_of(request)
         request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
         self._requests.add(request_id, params, tokens, adapter, media, now=now)
+        self._parents.add(request)
 
     def refuse(self, request: Request, params: object, now: float) -> None:
         self._requests.add(RequestId(request.request_id), params, request.prompt_token_ids or (), now=now)
@@ -66,7 +69,7 @@ class DecodeSchedulerHooks(SchedulerHooks):
     def step(self, output: SchedulerOutput, now: float) -> StepMetadata:  # noqa: ARG002  # for prefill
         pushed = self._pushed_blocks.take_new() if self._pushed_blocks else {}
         self._requests.begin(RequestId(new.req_id) for new in output.scheduled_new_reqs)
-        return StepMetadata(self._requests.step(), pushed)
+        return StepMetadata(self._requests.step(), pushed, self._parents.take_new())
 
     def workers_said(self, output: KVConnectorOutput, now: float) -> None:
         if output.invalid_block_ids:
@@ -90,14 +93,16 @@ class DecodeSchedulerHooks(SchedulerHooks):
 class DecodeWorkerHooks(WorkerHooks):
     """A decode engine's worker process."""
 
-    def __init__(self, rank: DecodeRank, page_tokens: tuple[int, ...]) -> None:
+    def __init__(self, rank: DecodeRank, page_tokens: tuple[int, ...], spans: TransferSpans) -> None:
         """``page_tokens``: as of ``Listening``."""
-        self.parts = (rank,)
+        self.parts = (rank, spans)
+        self._spans = spans
         self.listening = Listening(rank.address, page_tokens)
         self._worker = rank.worker
         self._failed_blocks = FailedBlocks()
 
     def begin_step(self, metadata: StepMetadata) -> None:
+        self._spans.expect(metadata.parents)
         self._failed_blocks.begin_step(metadata.pushed)
         if isinstance(metadata.step, DecodeStep):
             self._worker.begin_step(metadata.step)

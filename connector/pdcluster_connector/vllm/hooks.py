@@ -1,6 +1,7 @@
 """The questions of vLLM to a connector, and the answers of one that has nothing to do.
 
-``prefill_hooks.py`` and ``decode_hooks.py`` have the answers of the roles, for both processes:
+A hook is a call that vLLM makes to a connector. ``prefill_hooks.py`` and ``decode_hooks.py`` have the answers of the
+roles, for both processes:
 
                  scheduler process                               worker process
     prefill      PrefillSchedulerHooks, from the start on        PrefillWorkerHooks, once the KV memory is there
@@ -47,6 +48,8 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vllm is not fo
     step: PrefillStep | DecodeStep
     pushed: Mapping[RequestId, Blocks] = field(default_factory=dict)
     """The blocks of new reservations; empty where vLLM is told of failures by request."""
+    parents: Mapping[RequestId, str] = field(default_factory=dict)
+    """The ``traceparent`` of new requests that are traced."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +106,19 @@ class SchedulerHooks:
 
 
 class WorkerHooks:
-    """A worker that sends and receives nothing. Its forward thread makes all calls; none may wait."""
+    """A worker that sends and receives nothing.
+
+    Its forward thread makes all calls. None may wait but ``protect_preempted``.
+    """
 
     parts: tuple[RunningPart, ...] = ()
     """They end with the engine."""
     listening: Listening | None = None
+    """Where a decode rank listens; None: it is none, or does not listen yet."""
 
     def protect_preempted(self, metadata: KVConnectorMetadata) -> None:
-        """vLLM is about to write into blocks of requests that the step has preempted."""
+        """vLLM is about to write into blocks of requests that the step has preempted. Waits until none of them is read,
+        up to ``preempt_wait_s``."""
 
     def begin_step(self, metadata: StepMetadata) -> None:
         """A step begins."""
@@ -126,7 +134,7 @@ class WorkerHooks:
         return set()
 
     def receipts(self) -> Receipts:
-        """Of the requests whose KV has come, or has failed to come, since the last call."""
+        """The requests whose KV has come, or has failed to come, since the last call."""
         return Receipts()
 
     def load_errors(self) -> set[int]:

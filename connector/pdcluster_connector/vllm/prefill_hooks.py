@@ -19,6 +19,7 @@ from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.vllm.block_tables import Preemptions
 from pdcluster_connector.vllm.hooks import SchedulerHooks, StepMetadata, WorkerHooks, wanted_adapter
 from pdcluster_connector.vllm.media import media_of
+from pdcluster_connector.vllm.transfer_spans import TraceParents, TransferSpans
 from pdcluster_protocol.ids import RequestId
 
 if TYPE_CHECKING:  # no engine fails because one of these has moved
@@ -42,6 +43,7 @@ class PrefillSchedulerHooks(SchedulerHooks):
         self._lora_config = lora_config
         self._keeps_last_token = keeps_last_token
         self._preemptions = Preemptions()
+        self._parents = TraceParents()
 
     def add(self, request: Request, params: dict[str, object], now: float) -> None:
         if not params.get("do_remote_decode"):
@@ -52,13 +54,15 @@ class PrefillSchedulerHooks(SchedulerHooks):
         request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
         self._scheduler.add(request_id, params, tokens, adapter, media, now=now)
         self._preemptions.add(request)
+        self._parents.add(request)
 
     def refuse(self, request: Request, params: object, now: float) -> None:
         self._scheduler.add(RequestId(request.request_id), params, request.prompt_token_ids or (), now=now)
 
     def step(self, output: SchedulerOutput, now: float) -> StepMetadata:
         preempted = self._preemptions.take_new() | (output.preempted_req_ids or set())
-        return StepMetadata(self._scheduler.step(_scheduled(output), preempted, self._tables_of(output), now=now))
+        step = self._scheduler.step(_scheduled(output), preempted, self._tables_of(output), now=now)
+        return StepMetadata(step, parents=self._parents.take_new())
 
     def workers_said(self, output: KVConnectorOutput, now: float) -> None:  # noqa: ARG002  # for decode
         self._scheduler.freed(map(RequestId, output.finished_sending or ()))
@@ -71,9 +75,10 @@ class PrefillSchedulerHooks(SchedulerHooks):
 class PrefillWorkerHooks(WorkerHooks):
     """A prefill engine's worker process."""
 
-    def __init__(self, rank: PrefillRank) -> None:
-        self.parts = (rank,)
+    def __init__(self, rank: PrefillRank, spans: TransferSpans) -> None:
+        self.parts = (rank, spans)
         self._worker = rank.worker
+        self._spans = spans
         self._protected: PrefillStep | None = None
 
     def protect_preempted(self, metadata: KVConnectorMetadata) -> None:
@@ -84,6 +89,7 @@ class PrefillWorkerHooks(WorkerHooks):
             self._worker.protect_preempted(step.preempted)
 
     def begin_step(self, metadata: StepMetadata) -> None:
+        self._spans.expect(metadata.parents)
         if (step := _step_of(metadata)) is not None:
             self._worker.begin_step(step)
 

@@ -257,8 +257,9 @@ class Lane:
     def _start_push(self, key: PushKey, part: PushSlice, order: StepBegun, now: float) -> LivePush:
         deadline = deadline_after(part.target.deadline_ms, now=now)
         push = Push(key, hold_s=self._context.settings.hold_s, deadline=deadline)
-        request_id, num_tokens = part.request_id, part.num_prompt_tokens
-        live = LivePush(push, request_id, part.attempt_token, num_tokens, order.at, order.adapters.get(request_id))
+        load = order.adapters.get(part.request_id)
+        live = LivePush(push, part.request_id, part.attempt_token, part.num_prompt_tokens, order.at, load)
+        live.decode_rank = self.decode_rank
         self._book.add(live)
         if self._failure:
             self._book.apply(live, push.give_up(self._failure, now=now))

@@ -46,6 +46,7 @@ class LivePush:
     num_writes: int = 0
     content: ContentOrder | None = None
     """Set if the push's content is compared."""
+    decode_rank: int = 0
     is_forgotten: bool = False
     """vLLM has freed the request: no order will name it again."""
     layers: list[LayerRecord] = field(default_factory=list)
@@ -68,6 +69,7 @@ class LivePush:
             transfer_id=self.push.key.transfer_id,
             request_id=self.request_id,
             attempt=self.push.key.attempt,
+            decode_rank=self.decode_rank,
             outcome=self._outcome,
             reason=self.push.reason,
             prompt_tokens=self.num_prompt_tokens,

@@ -120,6 +120,7 @@ def test_a_part_that_blocks_keeps_no_other_from_its_end_and_all_have_one_deadlin
     assert blocked.deadline == other.deadline
     assert blocked in ending._kept
     assert [it.levelno for it in caplog.records] == [logging.CRITICAL]
+    assert "parts=Fake waited_s=0.01" in caplog.text
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ WORDS: list[tuple[TraceLine, dict[str, object]]] = [
             "transfer_id": "t",
             "request_id": "r",
             "attempt": 2,
+            "decode_rank": 0,
             "outcome": "failed",
             "reason": "why",
             "prompt_tokens": 100,

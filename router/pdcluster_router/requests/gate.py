@@ -47,6 +47,7 @@ class Gate:
         self._wakes_at = 0.0
         services.on_room(self._admit)
         services.metrics.watch_queue(lambda: services.num_queued, *(partial(self._backlog_of, role) for role in _ROLES))
+        services.metrics.watch_model_queues(self._admissions.lengths)
 
     def enter(self, cycle: HotCycle, request: ClientRequest) -> None:
         """The request is started, waits, or is answered with an error."""

@@ -14,7 +14,6 @@ from collections import Counter as Counted
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -31,6 +30,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.clients.key_limits import KeyUses
 from pdcluster_router.core.engines.placement import Home
 from pdcluster_router.core.telemetry.seconds import COARSE, FINE, Seconds, histogram_text
+from pdcluster_router.telemetry.collectors import LabelCounts, LabelNumbers, Total
 from pdcluster_router.telemetry.failures import FailureKind
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -99,11 +99,13 @@ class Metrics:
         self._ended = dict.fromkeys(Outcome, 0)
         self._failed = dict.fromkeys(FailureKind, 0)
         outcomes = "Requests that have ended, by how they ended for the client"
-        self._registry.register(_LabelCounts("requests", outcomes, "outcome", self._ended))
-        self._registry.register(_LabelCounts("failures", "Everything that failed, by kind", "kind", self._failed))
+        self._registry.register(LabelCounts(_PREFIX + "requests", outcomes, "outcome", self._ended))
+        self._registry.register(
+            LabelCounts(_PREFIX + "failures", "Everything that failed, by kind", "kind", self._failed)
+        )
         self._ejected = dict.fromkeys(Role, 0)
         ejections = "Engines left alone for a while because they failed"
-        self._registry.register(_LabelCounts("engine_ejections", ejections, "role", self._ejected))
+        self._registry.register(LabelCounts(_PREFIX + "engine_ejections", ejections, "role", self._ejected))
         self._seconds = {span: Seconds() for span in Span}
         self._registry.register(_SpanSeconds(self._seconds))
         self.first_bytes: dict[str, Seconds] = {}
@@ -126,7 +128,7 @@ class Metrics:
         local = (
             "Requests that decode prefills by itself: best_of > 1, echo, prompt logprobs, several sequences as a whole"
         )
-        self._registry.register(_Total("local_prefill", local, lambda: self.num_local_prefills))
+        self._registry.register(Total(_PREFIX + "local_prefill", local, lambda: self.num_local_prefills))
         self.decode_resent = self._counter(
             "decode_resent",
             "Requests sent to decode again: the first try never reached an engine, the engine failed, or its revision "
@@ -195,6 +197,11 @@ class Metrics:
         self._backlog.set_function(backlog_tokens)
         self._local_backlog.set_function(local_backlog_tokens)
 
+    def watch_model_queues(self, lengths: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        """As ``watch_in_flight``. ``lengths``: of the queues of base models that have one of their own."""
+        text = "Of the requests that wait until there is room to prefill them, those in a base model's own queue"
+        self._registry.register(LabelNumbers(_PREFIX + "model_queue_length", text, "model", lengths))
+
     def watch_engines(self, samples: Callable[[], Iterable[EngineSample]]) -> None:
         """As ``watch_in_flight``. Engines that are gone are gone from the metrics too."""
         self._samples = samples
@@ -203,7 +210,7 @@ class Metrics:
     def watch_keep_alives(self, count: Callable[[], int]) -> None:
         """As ``watch_in_flight``."""
         text = "Comments that kept silent streams open"
-        self._registry.register(_Total("keep_alives", text, count))
+        self._registry.register(Total(_PREFIX + "keep_alives", text, count))
 
     def watch_keys(self, uses: KeyUses, names: Callable[[], Container[str]]) -> None:
         """As ``watch_in_flight``. ``uses``: those of keys with limits; ``names``: all names in the file of keys. Keys
@@ -246,24 +253,6 @@ _MODELS = (
     "Seconds from a request's arrival to the first body byte of an answer that ended well, by the model as engines "
     "list it. The label is empty for unnamed and unlisted models, and for models after the first 100"
 )
-
-
-class _LabelCounts(Collector):
-    """A counter with one label: how often each member of an Enum has happened."""
-
-    def __init__(self, name: str, text: str, label: str, numbers: Mapping[Any, int]) -> None:
-        """``numbers``: by a member of an Enum, whose value is the label's. The numbers go on growing."""
-        self._name = _PREFIX + name
-        self._text = text
-        self._label = label
-        self._numbers = numbers
-        self._created_at = time.time()
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=(self._label,))
-        for member, number in self._numbers.items():
-            family.add_metric((member.value,), number, created=self._created_at)
-        yield family
 
 
 class _Tallies(Collector):
@@ -329,19 +318,6 @@ class _Waits(Collector):
         for name, wait in self._waits.items():
             family.add_metric((name,), wait.num_requests, wait.total_s)
         yield family
-
-
-class _Total(Collector):
-    """A number that only grows, read when the metrics are."""
-
-    def __init__(self, name: str, text: str, number: Callable[[], int]) -> None:
-        self._name = _PREFIX + name
-        self._text = text
-        self._number = number
-        self._created_at = time.time()
-
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily(self._name, self._text, value=self._number(), created=self._created_at)
 
 
 class _SpanSeconds(Collector):

@@ -58,6 +58,7 @@ WATCHED: dict[str, tuple[Any, ...]] = {
     "watch_in_flight": (lambda: 0,),
     "watch_keep_alives": (lambda: 0,),
     "watch_keys": (KeyUses({"team-a": KeyLimits(max_concurrent=1)}), lambda: {"team-a"}),
+    "watch_model_queues": (lambda: [("llama", 0)],),
     "watch_queue": (lambda: 0, lambda: 0, lambda: 0),
 }
 """What a router's metrics are given to read when they are asked for."""

@@ -52,6 +52,11 @@ class ModelAdmissions(Generic[Waiter]):
         """The admissions of a model that has its own; empty: the shared ones. None: it has none."""
         return self._by_model.get(model) if model else self.shared
 
+    def lengths(self) -> Iterator[tuple[str, int]]:
+        """How many requests wait for each model that has its own."""
+        for model, pair in self._by_model.items():
+            yield model, sum(admission.num_queued for admission in pair.values())
+
     def sum_of(self, role: Role, number: Callable[[Admission[Waiter]], int]) -> int:
         """The sum of a number over all admissions for engines of ``role``."""
         return sum(number(pair[role]) for pair in (self.shared, *self._by_model.values()))

@@ -37,7 +37,8 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag_field="event", tag="request
 
 
 class LayerTrace(msgspec.Struct, frozen=True, array_like=True):
-    """One layer of one step: when it was saved, when its write began and ended, and how many bytes were written.
+    """One layer of one step, or one region of it where it has several in KV memory: when it was saved, when its write
+    began and ended, and how many bytes were written.
 
     ``write_begin`` and ``acked_at`` are 0 where that did not happen.
     """
@@ -72,6 +73,8 @@ class PushTrace(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", ta
     forward_begin: float | None
     forward_end: float | None
     """0: the push failed, or was found unneeded, before the forward pass ended."""
+    ended_at: float | None = None
+    """When all of it was over: its writes, the comparison of its content and, if it went well, its forward pass."""
     layers: tuple[LayerTrace, ...]
 
 

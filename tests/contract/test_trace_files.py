@@ -22,3 +22,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
             of_engines.write(line)
     of_router.close()
     assert read_traces([tmp_path / "router", tmp_path / "engine"]) == LINES
+
+
+def test_what_is_told_needs_no_file() -> None:
+    told: list[object] = []
+    trace = Trace("", told.append)
+    of_engines = [line for line in LINES if not isinstance(line, RequestTrace)]
+    for line in of_engines:
+        trace.write(line)
+    assert told == of_engines

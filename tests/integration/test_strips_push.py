@@ -179,6 +179,7 @@ def test_every_decode_rank_gets_its_heads_in_few_writes(tp_size: int, tmp_path: 
         pair.require_no_staging_taken("a")
     pushes = [line for line in read_traces([trace]) if isinstance(line, PushTrace)]
     assert {push.ranges for push in pushes} == {3 * 700}
+    assert {push.decode_rank for push in pushes} == set(range(tp_size))
     assert max(push.writes for push in pushes) <= 3 * 16
 
 

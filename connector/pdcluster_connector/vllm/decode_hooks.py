@@ -25,7 +25,7 @@ from pdcluster_connector.vllm.hooks import (
 )
 from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks
 from pdcluster_connector.vllm.media import media_of
-from pdcluster_connector.vllm.transfer_spans import TraceParents, TransferSpans
+from pdcluster_connector.vllm.transfer_spans import TracedPart, TraceParents, TransferSpans
 from pdcluster_connector.worker.receiver import Receipts
 from pdcluster_protocol.ids import RequestId
 
@@ -95,7 +95,7 @@ class DecodeWorkerHooks(WorkerHooks):
 
     def __init__(self, rank: DecodeRank, page_tokens: tuple[int, ...], spans: TransferSpans) -> None:
         """``page_tokens``: as of ``Listening``."""
-        self.parts = (rank, spans)
+        self.parts = (TracedPart(rank, spans),)
         self._spans = spans
         self.listening = Listening(rank.address, page_tokens)
         self._worker = rank.worker

@@ -19,7 +19,7 @@ from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.vllm.block_tables import Preemptions
 from pdcluster_connector.vllm.hooks import SchedulerHooks, StepMetadata, WorkerHooks, wanted_adapter
 from pdcluster_connector.vllm.media import media_of
-from pdcluster_connector.vllm.transfer_spans import TraceParents, TransferSpans
+from pdcluster_connector.vllm.transfer_spans import TracedPart, TraceParents, TransferSpans
 from pdcluster_protocol.ids import RequestId
 
 if TYPE_CHECKING:  # no engine fails because one of these has moved
@@ -76,7 +76,7 @@ class PrefillWorkerHooks(WorkerHooks):
     """A prefill engine's worker process."""
 
     def __init__(self, rank: PrefillRank, spans: TransferSpans) -> None:
-        self.parts = (rank, spans)
+        self.parts = (TracedPart(rank, spans),)
         self._worker = rank.worker
         self._spans = spans
         self._protected: PrefillStep | None = None

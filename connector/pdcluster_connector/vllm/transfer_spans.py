@@ -4,9 +4,10 @@
     TraceParents.add, take_new  --step-->  TransferSpans.expect
                                            a push or receive ends --> TransferSpans.tell --> thread --> vLLM's tracer
 
-vLLM makes its tracer in each process if it was started with ``--otlp-traces-endpoint`` (vLLM 0.23 to 0.33
-``tracing/otel.py``, ``init_otel_worker_tracer``), and gives a request its ``trace_headers`` only then. So nothing here
-has a setting of its own, and an engine that does not trace does nothing here.
+With ``--otlp-traces-endpoint`` vLLM gives a request its ``trace_headers``, and sets an environment variable by which
+its worker processes make a tracer (vLLM 0.23 to 0.33 ``tracing/otel.py``, ``init_otel_worker_tracer``). Nothing here
+has a setting of its own, and an engine that does not trace does nothing here. vLLM sets the variable where it makes its
+one API server. With several, or with ``--headless``, a person has to set it; Ray's workers never make a tracer.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +32,7 @@ from pdcluster_connector.core.transfer_spans import (
     sampled_parent,
     span_of,
 )
-from pdcluster_connector.ending import left_s
+from pdcluster_connector.ending import RunningPart, left_s
 from pdcluster_protocol.ids import RequestId
 
 if TYPE_CHECKING:
@@ -42,10 +44,11 @@ _LOG: Final = logging.getLogger("vllm.pdcluster.spans")
 MAX_WAITING: Final = 1_000
 """Ended pushes and receives that wait to become spans. Others are dropped, and told of once."""
 MAX_PARENTS: Final = 4_096
-"""Requests of which a worker knows that they are traced: more than an engine has at a time."""
+"""Requests of which a worker knows that they are traced. With more, those that came first lose their spans."""
 _REST_S: Final = 0.0005
 """The pause after each span. The thread holds Python's lock for some 40 us for each; the forward pass wants it too."""
 _END_WITHIN_S: Final = 1.0
+_ENDPOINT_VARIABLE: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 class TraceParents:
@@ -64,13 +67,27 @@ class TraceParents:
         return new
 
 
+@dataclass(frozen=True, slots=True)
+class TracedPart:
+    """A rank, and then the spans of what ends with it."""
+
+    rank: RunningPart
+    spans: TransferSpans
+
+    def close(self, deadline: float) -> bool:
+        """As of ``RunningPart``, with the time that the spans need left to them."""
+        has_ended = self.rank.close(deadline - self.spans.end_s)
+        self.spans.close(deadline)
+        return has_ended
+
+
 class TransferSpans:
     """Makes the spans of traced requests in a thread of its own, which begins with the first of them."""
 
-    def __init__(self, engine_id: str, rank: int, tracer_of: Callable[[], Tracer] | None = None) -> None:
-        """``tracer_of``: asked once, in the thread; None: vLLM's."""
+    def __init__(self, engine_id: str, rank: int, tracer_of: Callable[[], Tracer | None] | None = None) -> None:
+        """``tracer_of``: asked once, in the thread, and returns None if there is none; None: vLLM's."""
         self._attributes: dict[str, str | int] = {"pdcluster.engine_id": engine_id, "pdcluster.rank": rank}
-        self._tracer_of = tracer_of or (lambda: trace.get_tracer("pdcluster.connector"))
+        self._tracer_of = tracer_of or _tracer_of_vllm
         self._parents: OrderedDict[RequestId, str] = OrderedDict()
         """The forward thread adds and drops; others look up."""
         self._waiting: Queue[tuple[TransferLine, str]] = Queue(MAX_WAITING)
@@ -107,6 +124,11 @@ class TransferSpans:
                 _LOG.warning("spans dropped waiting=%d", MAX_WAITING)
             self._has_dropped = True
 
+    @property
+    def end_s(self) -> float:
+        """The most that ``close`` waits, in seconds; 0: no request was traced."""
+        return _END_WITHIN_S if self._thread.is_alive() else 0.0
+
     def close(self, deadline: float) -> bool:
         """Makes the spans that wait, for up to 1 s but not beyond ``deadline`` (monotonic seconds). Returns True: no
         span reads KV."""
@@ -117,9 +139,15 @@ class TransferSpans:
 
     def _main(self) -> None:
         try:
-            self._make_spans(self._tracer_of())
+            if (tracer := self._tracer_of()) is None:
+                _LOG.warning("spans not made reason=no tracer in this process, set %s", _ENDPOINT_VARIABLE)
+            else:
+                self._make_spans(tracer)
         except Exception:  # noqa: BLE001  # top of a thread: spans end, requests go on
             _LOG.exception("spans end")
+        finally:
+            self._is_closing = True
+            self._waiting.queue.clear()
 
     def _make_spans(self, tracer: Tracer) -> None:
         while not (self._is_closing and self._waiting.empty()):
@@ -147,3 +175,10 @@ class TransferSpans:
             self._emit(tracer, part, below, epoch_s)
         made.end(end_ns)
         time.sleep(_REST_S)
+
+
+def _tracer_of_vllm() -> Tracer | None:
+    """None: vLLM has made none in this process, and OpenTelemetry's own would do nothing."""
+    if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return trace.get_tracer("pdcluster.connector")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -63,8 +64,8 @@ class LivePush:
             return "unneeded"
         return "done" if self.push.phase is PushPhase.DONE else "failed"
 
-    def as_trace(self) -> PushTrace:
-        """The line for the trace file."""
+    def as_trace(self, now: float) -> PushTrace:
+        """The line for the trace file, once the push is over."""
         return PushTrace(
             transfer_id=self.push.key.transfer_id,
             request_id=self.request_id,
@@ -80,6 +81,7 @@ class LivePush:
             writes=self.num_writes,
             forward_begin=self.forward_begin,
             forward_end=self.forward_end,
+            ended_at=now,
             layers=tuple(record.as_trace() for record in self.layers),
         )
 
@@ -160,7 +162,7 @@ class PushBook:
             del self._live[live.push.key]
             if not live.is_forgotten:
                 self._ended.add(live.push.key)
-            self.trace.write(live.as_trace())
+            self.trace.write(live.as_trace(time.monotonic()))
 
     def _release(self, live: LivePush) -> None:
         self.on_release(live.request_id)

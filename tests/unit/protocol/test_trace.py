@@ -66,6 +66,7 @@ WORDS: list[tuple[TraceLine, dict[str, object]]] = [
             "writes": 1,
             "forward_begin": 1.0,
             "forward_end": 0.0,
+            "ended_at": None,
             "layers": [[1, 0, 1.0, 1.25, 1.5, 8]],
         },
     ),

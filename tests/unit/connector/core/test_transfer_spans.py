@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,13 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"
 
 
-def push(*layers: LayerTrace, outcome: str = "done", begin: float | None = 1.0, num_bytes: int = 0) -> PushTrace:
+def push(
+    *layers: LayerTrace,
+    outcome: str = "done",
+    begin: float | None = 1.0,
+    num_bytes: int = 0,
+    ended_at: float | None = None,
+) -> PushTrace:
     return PushTrace(
         transfer_id=TransferId("t"),
         request_id=RequestId("r"),
@@ -30,6 +37,7 @@ def push(*layers: LayerTrace, outcome: str = "done", begin: float | None = 1.0, 
         writes=2,
         forward_begin=begin,
         forward_end=2.0,
+        ended_at=ended_at,
         layers=layers,
     )
 
@@ -56,12 +64,25 @@ def test_a_push_has_a_span_for_each_layer_from_its_save_to_its_acknowledgement()
     ]
 
 
-def test_a_layer_that_was_not_written_ends_where_it_was_saved() -> None:
-    span = span_of(push(LayerTrace(7, 0, 1.1, 0.0, 0.0, 8), outcome="failed"))
+def test_a_push_that_waits_in_vain_lasts_until_it_has_failed_and_has_no_layer_that_was_not_written() -> None:
+    span = span_of(push(LayerTrace(7, 0, 1.1, 0.0, 0.0, 8), outcome="failed", ended_at=61.0))
     assert span is not None
-    (layer,) = span.parts
-    assert (layer.begin, layer.write_begin, layer.end) == (1.1, None, 1.1)
-    assert span.error == "push_failed"
+    assert (span.begin, span.end, span.error, span.parts) == (1.0, 61.0, "push_failed", ())
+
+
+def test_a_layer_that_decode_has_not_acknowledged_is_no_good_one() -> None:
+    span = span_of(
+        push(LayerTrace(7, 0, 1.1, 1.2, 1.3, 8), LayerTrace(7, 1, 1.2, 1.3, 0.0, 8), outcome="failed", ended_at=3.0)
+    )
+    assert span is not None
+    assert [(layer.error, layer.end) for layer in span.parts] == [("", 1.3), ("unacknowledged", 3.0)]
+
+
+@pytest.mark.parametrize(("number", "name"), [(MAX_PARTS, "kv_layer"), (MAX_PARTS + 1, "kv_step")])
+def test_a_push_has_as_many_layers_as_a_collector_takes(number: int, name: str) -> None:
+    span = span_of(push(*(LayerTrace(1, layer, 1.1, 1.2, 1.3, 2) for layer in range(number))))
+    assert span is not None
+    assert {one.name for one in span.parts} == {name}
 
 
 def test_a_push_of_very_many_layers_has_a_span_for_each_step() -> None:
@@ -104,7 +125,8 @@ def test_a_receive_that_never_began_has_no_span(line: ReceiveTrace) -> None:
     [
         (f"00-{TRACE}-{SPAN}-01", True),
         (f"00-{TRACE}-{SPAN}-03", True),
-        (f"cc-{TRACE}-{SPAN}-01-more", True),
+        (f"00-{TRACE}-{SPAN}-01-more", False),
+        (f"cc-{TRACE}-{SPAN}-01more", False),
         (f"00-{TRACE}-{SPAN}-00", False),
         (f"00-{TRACE}-{SPAN}-02", False),
         (f"ff-{TRACE}-{SPAN}-01", False),
@@ -121,6 +143,12 @@ def test_only_what_the_caller_records_is_traced(given_header: str, is_traced: bo
 
 def test_a_request_without_headers_is_not_traced() -> None:
     assert sampled_parent(None) == sampled_parent({}) == ""
+    assert sampled_parent(cast("Any", {"traceparent": None})) == ""
+
+
+def test_nothing_is_kept_of_what_a_later_version_adds() -> None:
+    parent = f"cc-{TRACE}-{SPAN}-01"
+    assert sampled_parent({"traceparent": f"{parent}-{'x' * 1_000_000}"}) == parent
 
 
 moments = st.one_of(st.just(0.0), st.floats(0.001, 1000))
@@ -143,7 +171,8 @@ def test_spans_lie_within_their_parents_and_lose_no_byte(
         assert begin is None
         return
     assert len(span.parts) <= MAX_PARTS
-    assert sum(int(one.attributes["pdcluster.bytes"]) for one in span.parts) == sum(one.num_bytes for one in layers)
+    written = sum(one.num_bytes for one in layers if one.write_begin)
+    assert sum(int(one.attributes["pdcluster.bytes"]) for one in span.parts) == written
     for inner, outer in _pairs(span):
         assert outer.begin <= inner.begin <= inner.end <= outer.end
         assert inner.write_begin is None or inner.write_begin <= inner.end

@@ -166,6 +166,10 @@ class _Part:
         return True
 
 
+def _decode_worker(rank: Any, spans: TransferSpans) -> DecodeWorkerHooks:
+    return DecodeWorkerHooks(rank, (16,), spans)
+
+
 def no_spans() -> TransferSpans:
     return TransferSpans("engine", 0)
 
@@ -204,13 +208,40 @@ def test_a_connector_that_has_ended_is_not_asked_before_writes() -> None:
     assert _PROTECTORS == []
 
 
-def test_the_parents_of_traced_requests_go_to_the_workers_with_the_step() -> None:
+PARENT: Final = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+def traced_request() -> Any:
+    request = request_of([1, 2, 3])
+    request.trace_headers = {"traceparent": PARENT}
+    return request
+
+
+def test_the_parents_of_traced_requests_go_to_prefills_workers_with_the_step() -> None:
     scheduler: Any = SimpleNamespace(add=lambda *_, **__: None, step=lambda *_, **__: PrefillStep(BootId("life")))
     hooks = PrefillSchedulerHooks(scheduler, resolved, None, keeps_last_token=False)
-    parent = f"00-{'a' * 32}-{'b' * 16}-01"
-    request = request_of([1, 2, 3])
-    request.trace_headers = {"traceparent": parent}
-    hooks.add(cast("Any", request), {"do_remote_decode": True}, 0.0)
+    hooks.add(traced_request(), {"do_remote_decode": True}, 0.0)
     output: Any = SimpleNamespace(preempted_req_ids=None, kv_connector_block_state=SimpleNamespace(resolve_block_ids=0))
-    assert hooks.step(output, 0.0).parents == {"r": parent}
+    assert hooks.step(output, 0.0).parents == {"r": PARENT}
     assert hooks.step(output, 0.0).parents == {}
+
+
+def test_the_parents_of_traced_requests_go_to_decodes_workers_with_the_step() -> None:
+    requests: Any = SimpleNamespace(add=lambda *_, **__: None, begin=list, step=DecodeStep)
+    hooks = DecodeSchedulerHooks(cast("Any", SimpleNamespace(requests=requests)), None, None)
+    hooks.add(traced_request(), {"do_remote_prefill": True}, 0.0)
+    output: Any = SimpleNamespace(scheduled_new_reqs=[])
+    assert hooks.step(output, 0.0).parents == {"r": PARENT}
+    assert hooks.step(output, 0.0).parents == {}
+
+
+@pytest.mark.parametrize(
+    ("holds", "step"), [(PrefillWorkerHooks, PrefillStep(BootId("life"))), (_decode_worker, DecodeStep())]
+)
+def test_a_worker_knows_of_a_traced_request_before_it_begins_with_it(holds: Any, step: Any) -> None:
+    spans, known = no_spans(), []
+    worker = SimpleNamespace(begin_step=lambda _: known.append(dict(spans._parents)))
+    hooks = holds(cast("Any", SimpleNamespace(worker=worker, address=None)), spans)
+    hooks.begin_step(StepMetadata(step, parents={RequestId("r"): PARENT}))
+    assert known == [{"r": PARENT}]
+    spans.close(0.0)

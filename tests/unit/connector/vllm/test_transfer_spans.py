@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, Tracer, format_span_id, format_trace_id
 
-from patience import until
+from patience import EDGE_S, until
 from pdcluster_connector.vllm import transfer_spans
-from pdcluster_connector.vllm.transfer_spans import MAX_PARENTS, TraceParents, TransferSpans
+from pdcluster_connector.vllm.transfer_spans import MAX_PARENTS, TracedPart, TraceParents, TransferSpans
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.trace import LayerTrace
 from unit.connector.core.test_transfer_spans import SPAN, TRACE, push
@@ -128,6 +128,38 @@ def test_what_waits_at_the_end_becomes_spans_still() -> None:
     spans.close(time.monotonic() + 1)
     assert until(lambda: not spans._thread.is_alive())
     assert len(taken.named("kv_push")) == 2
+
+
+def test_a_process_without_a_tracer_of_vllm_makes_no_spans_and_says_what_to_set(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spans = TransferSpans("engine", 0)
+    told(spans, 2)
+    assert until(lambda: not spans._thread.is_alive())
+    assert len(caplog.messages) == 1
+    assert "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in caplog.messages[0]
+    told(spans, 2)
+    assert spans._waiting.empty()
+
+
+def test_what_ends_with_a_rank_becomes_spans_still() -> None:
+    taken = Taken()
+    spans = TransferSpans("engine", 0, taken.tracer)
+    spans.expect({R: PARENT})
+
+    class Rank:
+        deadline = 0.0
+
+        def close(self, deadline: float) -> bool:
+            self.deadline = deadline
+            spans.tell(push())
+            return False
+
+    rank, deadline = Rank(), time.monotonic() + 2 * EDGE_S
+    assert not TracedPart(rank, spans).close(deadline)
+    assert rank.deadline == deadline - 1.0
+    assert until(lambda: len(taken.named("kv_push")) == 1)
+    assert spans.end_s == 0.0 or until(lambda: spans.end_s == 0.0)
 
 
 def test_a_tracer_that_fails_ends_the_spans_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,7 @@ from pdcluster_connector.vllm.hooks import (
 )
 from pdcluster_connector.vllm.load_errors import FailedBlocks, PushedBlocks
 from pdcluster_connector.vllm.media import media_of
-from pdcluster_connector.vllm.transfer_spans import TracedPart, TraceParents, TransferSpans
+from pdcluster_connector.vllm.transfer_spans import TraceParents, TransferSpans, end_traced
 from pdcluster_connector.worker.receiver import Receipts
 from pdcluster_protocol.ids import RequestId
 
@@ -95,11 +95,16 @@ class DecodeWorkerHooks(WorkerHooks):
 
     def __init__(self, rank: DecodeRank, page_tokens: tuple[int, ...], spans: TransferSpans) -> None:
         """``page_tokens``: as of ``Listening``."""
-        self.parts = (TracedPart(rank, spans),)
+        self.parts = (self,)
+        self._rank = rank
         self._spans = spans
         self.listening = Listening(rank.address, page_tokens)
         self._worker = rank.worker
         self._failed_blocks = FailedBlocks()
+
+    def close(self, deadline: float) -> bool:
+        """As of ``RunningPart``."""
+        return end_traced(self._rank, self._spans, deadline)
 
     def begin_step(self, metadata: StepMetadata) -> None:
         self._spans.expect(metadata.parents)

@@ -19,7 +19,7 @@ from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.vllm.block_tables import Preemptions
 from pdcluster_connector.vllm.hooks import SchedulerHooks, StepMetadata, WorkerHooks, wanted_adapter
 from pdcluster_connector.vllm.media import media_of
-from pdcluster_connector.vllm.transfer_spans import TracedPart, TraceParents, TransferSpans
+from pdcluster_connector.vllm.transfer_spans import TraceParents, TransferSpans, end_traced
 from pdcluster_protocol.ids import RequestId
 
 if TYPE_CHECKING:  # no engine fails because one of these has moved
@@ -76,10 +76,15 @@ class PrefillWorkerHooks(WorkerHooks):
     """A prefill engine's worker process."""
 
     def __init__(self, rank: PrefillRank, spans: TransferSpans) -> None:
-        self.parts = (TracedPart(rank, spans),)
+        self.parts = (self,)
+        self._rank = rank
         self._worker = rank.worker
         self._spans = spans
         self._protected: PrefillStep | None = None
+
+    def close(self, deadline: float) -> bool:
+        """As of ``RunningPart``."""
+        return end_traced(self._rank, self._spans, deadline)
 
     def protect_preempted(self, metadata: KVConnectorMetadata) -> None:
         """The V2 runner calls it twice with the same step: ``v2_runner.py`` says why."""

@@ -7,7 +7,7 @@
 With ``--otlp-traces-endpoint`` vLLM gives a request its ``trace_headers``, and sets an environment variable by which
 its worker processes make a tracer (vLLM 0.23 to 0.33 ``tracing/otel.py``, ``init_otel_worker_tracer``). Nothing here
 has a setting of its own, and an engine that does not trace does nothing here. vLLM sets the variable where it makes its
-one API server. With several, or with ``--headless``, a person has to set it; Ray's workers never make a tracer.
+one API server in Python. With others, or with ``--headless``, a person has to set it. Ray's executors make no tracer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Final
 
@@ -67,20 +66,6 @@ class TraceParents:
         return new
 
 
-@dataclass(frozen=True, slots=True)
-class TracedPart:
-    """A rank, and then the spans of what ends with it."""
-
-    rank: RunningPart
-    spans: TransferSpans
-
-    def close(self, deadline: float) -> bool:
-        """As of ``RunningPart``, with the time that the spans need left to them."""
-        has_ended = self.rank.close(deadline - self.spans.end_s)
-        self.spans.close(deadline)
-        return has_ended
-
-
 class TransferSpans:
     """Makes the spans of traced requests in a thread of its own, which begins with the first of them."""
 
@@ -123,11 +108,6 @@ class TransferSpans:
             if not self._has_dropped:
                 _LOG.warning("spans dropped waiting=%d", MAX_WAITING)
             self._has_dropped = True
-
-    @property
-    def end_s(self) -> float:
-        """The most that ``close`` waits, in seconds; 0: no request was traced."""
-        return _END_WITHIN_S if self._thread.is_alive() else 0.0
 
     def close(self, deadline: float) -> bool:
         """Makes the spans that wait, for up to 1 s but not beyond ``deadline`` (monotonic seconds). Returns True: no
@@ -182,3 +162,11 @@ def _tracer_of_vllm() -> Tracer | None:
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return trace.get_tracer("pdcluster.connector")
+
+
+def end_traced(rank: RunningPart, spans: TransferSpans, deadline: float) -> bool:
+    """Ends the rank, and then the spans of what ends with it, in the time that the rank leaves. As ``RunningPart``."""
+    try:
+        return rank.close(deadline)
+    finally:
+        spans.close(deadline)

@@ -161,14 +161,15 @@ layer_traces = st.builds(
     st.lists(layer_traces, max_size=2 * MAX_PARTS),
     st.sampled_from(["done", "failed", "unneeded"]),
     st.none() | st.floats(0.001, 1000),
+    st.none() | st.floats(0.001, 1000),
 )
 def test_spans_lie_within_their_parents_and_lose_no_byte(
-    layers: list[LayerTrace], outcome: str, begin: float | None
+    layers: list[LayerTrace], outcome: str, begin: float | None, ended_at: float | None
 ) -> None:
-    span = span_of(push(*layers, outcome=outcome, begin=begin))
+    span = span_of(push(*layers, outcome=outcome, begin=begin, ended_at=ended_at))
     if span is None:
         assert not layers
-        assert begin is None
+        assert begin is ended_at is None
         return
     assert len(span.parts) <= MAX_PARTS
     written = sum(one.num_bytes for one in layers if one.write_begin)

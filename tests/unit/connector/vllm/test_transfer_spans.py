@@ -16,7 +16,7 @@ from opentelemetry.trace import StatusCode, Tracer, format_span_id, format_trace
 
 from patience import EDGE_S, until
 from pdcluster_connector.vllm import transfer_spans
-from pdcluster_connector.vllm.transfer_spans import MAX_PARENTS, TracedPart, TraceParents, TransferSpans
+from pdcluster_connector.vllm.transfer_spans import MAX_PARENTS, TraceParents, TransferSpans, end_traced
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.trace import LayerTrace
 from unit.connector.core.test_transfer_spans import SPAN, TRACE, push
@@ -131,8 +131,9 @@ def test_what_waits_at_the_end_becomes_spans_still() -> None:
 
 
 def test_a_process_without_a_tracer_of_vllm_makes_no_spans_and_says_what_to_set(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("OTEL_PYTHON_TRACER_PROVIDER", raising=False)
     spans = TransferSpans("engine", 0)
     told(spans, 2)
     assert until(lambda: not spans._thread.is_alive())
@@ -156,10 +157,10 @@ def test_what_ends_with_a_rank_becomes_spans_still() -> None:
             return False
 
     rank, deadline = Rank(), time.monotonic() + 2 * EDGE_S
-    assert not TracedPart(rank, spans).close(deadline)
-    assert rank.deadline == deadline - 1.0
+    assert not end_traced(rank, spans, deadline)
+    assert rank.deadline == deadline
     assert until(lambda: len(taken.named("kv_push")) == 1)
-    assert spans.end_s == 0.0 or until(lambda: spans.end_s == 0.0)
+    assert until(lambda: not spans._thread.is_alive())
 
 
 def test_a_tracer_that_fails_ends_the_spans_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:

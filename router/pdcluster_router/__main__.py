@@ -30,6 +30,8 @@ from pdcluster_router.span_settings import span_settings_told
 
 def main(argv: Sequence[str]) -> int:
     """Serve until stopped. Returns the exit status: 0, 130 after Ctrl-C before the server runs, 2 on a ConfigError."""
+    # Else gRPC's library writes lines of its own for each handshake that fails, whoever caused it.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         settings = parse_settings(argv, os.environ)
         start_logging(settings.log_format)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import unicodedata
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -46,6 +47,13 @@ def listed(value: object) -> object:
     if not isinstance(words, list | tuple):
         return value
     return [part.strip() for word in words for part in str(word).split(",")]
+
+
+def check_pair(cert_flag: str, cert: Path | None, key_flag: str, key: Path | None, otherwise: str) -> None:
+    """Raises: ValueError: Only one of the two files is given."""
+    if (cert is None) != (key is None):
+        told = " and ".join(f"{flag} is {path or 'not given'}" for flag, path in ((cert_flag, cert), (key_flag, key)))
+        raise ValueError(f"{told}: give both files, or neither {otherwise}")
 
 
 def _is_shown(character: str) -> bool:

@@ -28,6 +28,7 @@ from pdcluster_router.setting_forms import (
     ModelAlias,
     ProxyNetwork,
     UnknownModels,
+    check_pair,
     listed,
 )
 from pdcluster_router.span_settings import SPAN_HIDDEN, SPAN_VARIABLES, SpanSettings
@@ -293,10 +294,10 @@ class Settings(PickerSettings, SpanSettings):
 
     @model_validator(mode="after")
     def _has_whole_tls(self) -> Self:
-        _check_pair("--tls-cert", self.tls_cert, "--tls-key", self.tls_key, "for plain HTTP")
-        _check_pair("--engine-cert", self.engine_cert, "--engine-key", self.engine_key, "to show engines none")
+        check_pair("--tls-cert", self.tls_cert, "--tls-key", self.tls_key, "for plain HTTP")
+        check_pair("--engine-cert", self.engine_cert, "--engine-key", self.engine_key, "to show engines none")
         names = ("--internal-tls-cert", "--internal-tls-key")
-        _check_pair(names[0], self.internal_tls_cert, names[1], self.internal_tls_key, "for plain HTTP")
+        check_pair(names[0], self.internal_tls_cert, names[1], self.internal_tls_key, "for plain HTTP")
         if self.internal_client_ca is not None and self.internal_tls_cert is None:
             raise ValueError("--internal-client-ca: it needs --internal-tls-cert and --internal-tls-key")
         return self
@@ -353,12 +354,6 @@ class Settings(PickerSettings, SpanSettings):
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "http" if self.internal_tls_cert is None else "https"
         return f"{scheme}://{host}:{self.wanted_internal_port}{METASERVER_PATH}"
-
-
-def _check_pair(cert_flag: str, cert: Path | None, key_flag: str, key: Path | None, otherwise: str) -> None:
-    if (cert is None) != (key is None):
-        told = " and ".join(f"{flag} is {path or 'not given'}" for flag, path in ((cert_flag, cert), (key_flag, key)))
-        raise ValueError(f"{told}: give both files, or neither {otherwise}")
 
 
 SETTINGS_FLAG: Final = "--settings"

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed448
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 FOR_SERVERS: Final = ExtendedKeyUsageOID.SERVER_AUTH
 FOR_CLIENTS: Final = ExtendedKeyUsageOID.CLIENT_AUTH
 _HOUR: Final = timedelta(hours=1)
+Key: TypeAlias = ec.EllipticCurvePrivateKey | ed448.Ed448PrivateKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Issued:
     """A certificate, with its issuer's behind it where that is none that clients know, and its key, in PEM."""
 
     pem: bytes
-    key: ec.EllipticCurvePrivateKey
+    key: Key
 
     def key_pem(self, password: bytes | None = None) -> bytes:
         hidden = serialization.BestAvailableEncryption(password) if password else serialization.NoEncryption()
@@ -79,10 +80,12 @@ class Authority:
         usage: x509.ObjectIdentifier | None = FOR_SERVERS,
         issuer: Issuer | None = None,
         names: Sequence[str] = ("127.0.0.1",),
+        key: Key | None = None,
     ) -> Issued:
-        """For these DNS names or IP addresses, valid from ``begins`` to ``ends`` from now. ``usage`` None: for any."""
+        """For these DNS names or IP addresses, valid from ``begins`` to ``ends`` from now. ``usage`` None: for any.
+        ``key`` None: a new one, which all take."""
         signs = issuer or self._root
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = key or ec.generate_private_key(ec.SECP256R1())
         pem = _sign(signs, _name("router"), key, begins=begins, ends=ends, usage=usage, names=names)
         return Issued(pem + signs.pem, key)
 
@@ -96,7 +99,7 @@ class Authority:
 def _sign(
     issuer: Issuer,
     name: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
+    key: Key,
     *,
     begins: timedelta = -_HOUR,
     ends: timedelta = _HOUR,

@@ -18,6 +18,7 @@ import yaml
 from fakes.http import Message, RawClient
 from fakes.router import COMPLETIONS
 from gateway.packages import folder_with
+from gateway.picker_tls import PickerTls
 from integration.ports import fresh_port
 from patience import PATIENCE_S
 
@@ -79,10 +80,11 @@ def config_for(
     has_picker: bool = True,
     has_subsets: bool = False,
     message_timeout_s: float | None = None,
+    picker_tls: PickerTls | None = None,
     **modes: str,
 ) -> dict[str, Any]:
     """The page's example with these ports. ``modes``: of ``processing_mode``. ``has_subsets``: a subset is what a
-    client's header ``SUBSET_HEADER`` says."""
+    client's header ``SUBSET_HEADER`` says. ``picker_tls``: the picker is asked so; None: in the clear."""
     config: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     resources = config["static_resources"]
     _set_port(resources["listeners"][0], port)
@@ -99,6 +101,8 @@ def config_for(
     asks["message_timeout"] = f"{PATIENCE_S if message_timeout_s is None else message_timeout_s}s"
     if has_subsets:
         manager["http_filters"].insert(0, _SUBSETS)
+    if picker_tls is not None:
+        picker_tls.add_to(picker)
     if not has_picker:
         manager["http_filters"] = manager["http_filters"][-1:]
     return config

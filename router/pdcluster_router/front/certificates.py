@@ -1,7 +1,8 @@
 """The certificate of each port with TLS: tested before use, and read anew when its files change.
 
 Files that cannot be used are logged once, and the old certificate stays; ``files/pem.py`` says which files these are.
-If a port requires certificates of its clients, the file of trusted authorities is one of its files.
+If a port requires certificates of its clients, the file of trusted authorities is one of its files. On the picker's
+port gRPC makes the handshakes, so it must be able to use the files too.
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.files.pem import KeyPair, day_of, modern, trust_those_in
+from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.settings import Settings
+
+if TYPE_CHECKING:
+    from pdcluster_router.http.grpc_tls import GrpcFiles
 
 logger = logging.getLogger(__name__)
 
 CLIENT_PORT: Final = ("--tls-cert", "--tls-key")
-INTERNAL_PORT: Final = ("--internal-tls-cert", "--internal-tls-key")
-CLIENT_CA: Final = "--internal-client-ca"
+INTERNAL_PORT: Final = ("--internal-tls-cert", "--internal-tls-key", "--internal-client-ca")
+PICKER_PORT: Final = ("--picker-tls-cert", "--picker-tls-key", "--picker-client-ca")
 
 
 class Certificate:
@@ -35,15 +42,53 @@ class Certificate:
             ConfigError: The files cannot be used.
         """
         self._pair = KeyPair(cert, key, flags[0], flags[1], "clients")
-        self._ca = ca
+        self._ca = None if ca is None else (ca, flags[2])
+        self.context: ssl.SSLContext
+        """The context for the next client, a new object after each change."""
+        self.expires_at: float
+        """The certificate's end in Unix seconds."""
         self.watch = FileWatch("tls certificate", [path for path in (cert, key, ca) if path], interval_s, self._read)
-        self.context, self.expires_at = load_certificate(self._pair, ca)
-        """The context for the next client, a new object after each change; the certificate's end in Unix seconds."""
+        self._load()
 
     def _read(self) -> None:
         """Reads the files anew. Raises: ConfigError: They cannot be used; the old certificate stays."""
-        self.context, self.expires_at = load_certificate(self._pair, self._ca)
+        self._load()
         logger.info("tls certificate changed expires=%s", day_of(self.expires_at))
+
+    def _load(self) -> None:
+        """Raises: ConfigError: The files cannot be used; nothing has changed."""
+        self.context, self.expires_at = load_certificate(self._pair, self._ca)
+
+
+class PickerCertificate(Certificate):
+    """The current certificate of the picker's port. Needs the packages of ``pdcluster[picker]``."""
+
+    grpc_files: GrpcFiles
+    """The files for the next gateway, a new object after each change. gRPC's threads read this, too."""
+
+    def _load(self) -> None:
+        """As ``Certificate``. A renewal between two reads mixes old with new: then all files are read once more."""
+        with suppress(ConfigError):
+            self._load_once()
+            return
+        self._load_once()
+
+    def _load_once(self) -> None:
+        loaded = load_certificate(self._pair, self._ca)
+        files = self._read_for_grpc()
+        if not files.are_usable():
+            raise ConfigError(
+                f"{self._pair.cert_flag} {self._pair.cert} and {self._pair.key_flag} {self._pair.key}: gRPC cannot use "
+                "them: give a key of another kind, as RSA, or ECDSA with P-256"
+            )
+        self.grpc_files = files
+        self.context, self.expires_at = loaded
+
+    def _read_for_grpc(self) -> GrpcFiles:
+        from pdcluster_router.http.grpc_tls import GrpcFiles
+
+        cert, key = (read_file(self._pair.cert, self._pair.cert_flag), read_file(self._pair.key, self._pair.key_flag))
+        return GrpcFiles(cert, key, read_file(*self._ca) if self._ca else None)
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
@@ -61,8 +106,17 @@ def internal_certificate_of(settings: Settings) -> Certificate | None:
     return Certificate(cert, key, settings.tls_interval_s, INTERNAL_PORT, settings.internal_client_ca)
 
 
-def load_certificate(pair: KeyPair, ca: Path | None = None) -> tuple[ssl.SSLContext, float]:
-    """A server's context with this certificate, and the Unix seconds until which it is valid.
+def picker_certificate_of(settings: Settings) -> PickerCertificate | None:
+    """The picker's certificate; None: its port is plain. Raises: ConfigError: The files cannot be used."""
+    cert, key = settings.picker_tls_cert, settings.picker_tls_key
+    if cert is None or key is None:
+        return None
+    return PickerCertificate(cert, key, settings.tls_interval_s, PICKER_PORT, settings.picker_client_ca)
+
+
+def load_certificate(pair: KeyPair, ca: tuple[Path, str] | None = None) -> tuple[ssl.SSLContext, float]:
+    """A server's context with this certificate, and the Unix seconds until which it is valid. ``ca``: the file with the
+    authorities of the certificates that clients must show, and the flag that gave it.
 
     Raises:
         ConfigError: A file cannot be read, key and certificate do not match, or no client would accept them now.
@@ -73,6 +127,6 @@ def load_certificate(pair: KeyPair, ca: Path | None = None) -> tuple[ssl.SSLCont
     client.check_hostname = False
     expires_at = pair.prove(client, context, client, pem)
     if ca is not None:
-        trust_those_in(ca, CLIENT_CA, context)
+        trust_those_in(*ca, context)
         context.verify_mode = ssl.CERT_REQUIRED
     return context, expires_at

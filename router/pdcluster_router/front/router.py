@@ -39,7 +39,12 @@ from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.front.access import Access
 from pdcluster_router.front.callers import Callers, places_for
-from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
+from pdcluster_router.front.certificates import (
+    Certificate,
+    certificate_of,
+    internal_certificate_of,
+    picker_certificate_of,
+)
 from pdcluster_router.front.clients import Clients, default_max_connections
 from pdcluster_router.front.timeouts import TIMEOUT_HEADER, shortened, timeouts_in
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
@@ -107,7 +112,9 @@ class Router:
         """None: the client port is plain."""
         self.internal_certificate = internal_certificate_of(settings)
         """None: the internal port is plain."""
-        certificates = (self.certificate, self.internal_certificate, self.services.trust)
+        self.picker_certificate = picker_certificate_of(settings)
+        """None: the picker's port is plain."""
+        certificates = (self.certificate, self.internal_certificate, self.picker_certificate, self.services.trust)
         self.watches = _watches_of(self.access, *certificates, self.services.engine_file)
         """The watches of files that are read anew when they change."""
         self.verifier = Verifier(self.services, self.access.engine_line)

@@ -33,7 +33,12 @@ from pdcluster_router.engines.engine_file import read_engines
 from pdcluster_router.engines.trust import check_engine_files
 from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
-from pdcluster_router.front.certificates import Certificate, certificate_of, internal_certificate_of
+from pdcluster_router.front.certificates import (
+    Certificate,
+    certificate_of,
+    internal_certificate_of,
+    picker_certificate_of,
+)
 from pdcluster_router.front.clients import backlog
 from pdcluster_router.front.picker.start import check_endpoints, check_picker
 from pdcluster_router.front.router import Router
@@ -290,6 +295,7 @@ def run(settings: Settings, secret: Secret, reread: Callable[[], Settings] | Non
     internal_certificate_of(settings)
     check_engine_files(settings)
     check_picker(settings)
+    picker_certificate_of(settings)
     if settings.engines_file is not None:
         read_engines(settings)
     if reread is not None or _reads_files(settings):
@@ -304,7 +310,8 @@ def run(settings: Settings, secret: Secret, reread: Callable[[], Settings] | Non
     print(f"engines, operator and monitoring on {scheme}://{host}:{settings.internal_port}", flush=True)
     if settings.picker_port:
         _bind(settings.host, settings.picker_port, "--picker-port").close()  # gRPC's own error says less.
-        print(f"gateways ask at {host}:{settings.picker_port}", flush=True)
+        over = "" if settings.picker_tls_cert is None else " over TLS"
+        print(f"gateways ask at {host}:{settings.picker_port}{over}", flush=True)
     for warning in warnings_of(settings, secret):
         print(warning, flush=True)
     server = RouterServer(settings, secret, reader)
@@ -321,15 +328,25 @@ def warnings_of(settings: Settings, secret: Secret) -> list[str]:
     if settings.tls_cert is None and not is_loopback(settings.host):
         warnings.append("clients are served without TLS: add --tls-cert and --tls-key, or put a gateway in front")
     if settings.picker_port and not is_loopback(settings.host):
-        warnings.append("gateways are answered without TLS, with the engines' key: let only them reach --picker-port")
+        warnings += _picker_warnings_of(settings)
     if secret.is_well_known:
         warnings.append(f"{SECRET_VARIABLE} is not set: any user of this machine may order verifications")
     return warnings
 
 
+def _picker_warnings_of(settings: Settings) -> list[str]:
+    if settings.picker_tls_cert is None:
+        return ["gateways are answered without TLS, with the engines' key: let only them reach --picker-port"]
+    if settings.picker_client_ca is None:
+        told = "all that reach --picker-port are answered, with the engines' key"
+        return [f"{told}: add --picker-client-ca, or let only gateways reach it"]
+    return []
+
+
 def _reads_files(settings: Settings) -> bool:
-    certificates = (settings.tls_cert, settings.internal_tls_cert, settings.engine_ca, settings.engine_cert)
-    return any(file is not None for file in (settings.api_key_file, settings.engines_file, *certificates))
+    ports = (settings.tls_cert, settings.internal_tls_cert, settings.picker_tls_cert)
+    files = (settings.api_key_file, settings.engines_file, settings.engine_ca, settings.engine_cert)
+    return any(file is not None for file in (*ports, *files))
 
 
 def _answer_of(error: ApiError) -> bytes:

@@ -23,6 +23,7 @@ from pdcluster_router.front.picker.messages import METHOD, SERVICE, ProcessingRe
 from pdcluster_router.front.picker.stream import PickerStream
 from pdcluster_router.front.picker.wire import message_in, message_of
 from pdcluster_router.front.router import Router
+from pdcluster_router.http.grpc_tls import server_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +66,20 @@ class Picker:
         """Gateways may ask from now on. Raises: ConfigError: The port is taken."""
         settings = self._router.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        where = f"{host}:{settings.picker_port}"
         try:
-            self._server.add_insecure_port(f"{host}:{settings.picker_port}")
+            self._listen_at(where)
         except RuntimeError as error:
-            where = f"{host}:{settings.picker_port}"
             raise ConfigError(f"cannot listen on {where}: choose another --picker-port or --host") from error
         await self._server.start()
         logger.info("picker started port=%d", settings.picker_port)
+
+    def _listen_at(self, where: str) -> None:
+        certificate = self._router.picker_certificate
+        if certificate is None:
+            self._server.add_insecure_port(where)
+        else:
+            self._server.add_secure_port(where, server_credentials(lambda: certificate.grpc_files))
 
     async def stop(self) -> None:
         """No stream is left. Waits ``_GRACE_S`` at most."""

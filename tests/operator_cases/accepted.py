@@ -101,6 +101,16 @@ ACCEPTED: Final = (
     Accepted("a secret of one's own", {"spec.auth.secretRef": {"name": "mine"}}),
     Accepted("a name of 63 characters", {"metadata.name": "a" * 63}),
     Accepted("a router with TLS", {"spec.router": {"tls": {"secretName": "certificate"}, "service": {"port": 443}}}),
+    Accepted("a router that gateways ask", {"spec.router.picker": {"gatewayNamespaces": ["gateways", "1-more"]}}),
+    Accepted(
+        "a router that gateways ask by mTLS",
+        {
+            "spec.router.picker": {
+                "gatewayNamespaces": ["gateways"],
+                "tls": {"secretName": "picker", "clientCertificates": True},
+            }
+        },
+    ),
     Accepted("TLS inside", {"spec.tls": {"secretName": "inside", "serverName": "pool.team-a.svc"}}),
     Accepted(
         "a router behind proxies",

@@ -266,6 +266,30 @@ SCHEMA: Final = (
     Refused("no decode", {D: ABSENT}, "spec.roles.decode: Required value", By.SCHEMA),
     Refused("no kind of device", {f"{P}.device": {}}, "spec.roles.prefill.device.kind: Required value", By.SCHEMA),
     Refused("TLS without a Secret", {"spec.router.tls": {}}, "spec.router.tls.secretName: Required value", By.SCHEMA),
+    Refused(
+        "gateways of no namespace",
+        {"spec.router.picker": {}},
+        "spec.router.picker.gatewayNamespaces: Required value",
+        By.SCHEMA,
+    ),
+    Refused(
+        "gateways of an empty list of namespaces",
+        {"spec.router.picker": {"gatewayNamespaces": []}},
+        "spec.router.picker.gatewayNamespaces in body should have at least 1 items",
+        By.SCHEMA,
+    ),
+    Refused(
+        "gateways of a namespace that cannot be",
+        {"spec.router.picker": {"gatewayNamespaces": ["*"]}},
+        "spec.router.picker.gatewayNamespaces[0] in body should match",
+        By.SCHEMA,
+    ),
+    Refused(
+        "TLS for gateways without a Secret",
+        {"spec.router.picker": {"gatewayNamespaces": ["gateways"], "tls": {}}},
+        "spec.router.picker.tls.secretName: Required value",
+        By.SCHEMA,
+    ),
     Refused("TLS inside without a Secret", {"spec.tls": {}}, "spec.tls.secretName: Required value", By.SCHEMA),
     Refused(
         "a certificate's name that no DNS has",

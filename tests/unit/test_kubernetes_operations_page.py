@@ -58,6 +58,7 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "router.modelAliases": ({"spec.router": {"modelAliases": [{"name": "gpt-4", "model": "tiny"}]}}, "routers"),
     "router.accessLog": ({"spec.router": {"accessLog": True}}, "routers"),
     "router.tls": ({"spec.router": {"tls": {"secretName": "certificate"}}}, "routers"),
+    "router.picker": ({"spec.router": {"picker": {"gatewayNamespaces": ["gateways"]}}}, "routers"),
     "router.proxies": ({"spec.router": {"proxies": {"trusted": ["10.0.0.0/8"]}}}, "routers"),
 }
 """Field of the page's table to a change of it and what the page says."""

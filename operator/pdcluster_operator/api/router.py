@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from pydantic import Field
 
-from pdcluster_operator.api.base import DAY_S, MAX_NAME, ApiModel, Name, OpenObject, Rule, checked_by
+from pdcluster_operator.api.base import DAY_S, MAX_LABEL, MAX_NAME, ApiModel, Name, OpenObject, Rule, checked_by
 from pdcluster_operator.api.role import Resources
 from pdcluster_protocol.launch import ForwardedHeader, ProxyProtocol, RouterPolicy
 
@@ -77,6 +77,30 @@ class RouterProxies(ApiModel):
     )
 
 
+Namespace = Annotated[str, Field(min_length=1, max_length=MAX_LABEL, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+
+
+class PickerTls(ApiModel):
+    """TLS between gateways and routers."""
+
+    secret_name: Name
+    """Name of a Secret in the same namespace, as cert-manager makes it: the certificate under tls.crt, its key under
+    tls.key. Routers take a renewed one without a restart."""
+    client_certificates: bool = False
+    """Whether gateways must show a certificate (mTLS) of one of the authorities under ca.crt in that Secret. Default
+    false: all pods of gatewayNamespaces are answered."""
+
+
+class RouterPicker(ApiModel):
+    """Gateways that ask routers which engine gets a request, and carry the bytes themselves."""
+
+    gateway_namespaces: list[Namespace] = Field(min_length=1, max_length=16)
+    """Namespaces of these gateways, at most 16. The pool's NetworkPolicies let their pods, and no others, reach port
+    9002 of routers. They also let them reach port 8000 of decode engines, to which gateways send requests."""
+    tls: PickerTls | None = None
+    """The certificate that gateways are shown. Default: none; then prompts and the engines' key go in the clear."""
+
+
 class Alias(ApiModel):
     """Another name for the model or an adapter of it."""
 
@@ -128,5 +152,8 @@ class RouterSpec(ApiModel):
     """The proxies between clients and routers that are believed who a client is. Default: none; then the access log
     names the last one of them.
     """
+    picker: RouterPicker | None = None
+    """Gateways of the Gateway API Inference Extension, which ask port 9002 of the Service NAME-router-internal.
+    Default: none; then routers have no port for them."""
     pod_overrides: OpenObject | None = None
     """Part of a pod template, merged over the operator's; the container is called router. Default: none."""

@@ -3,6 +3,7 @@
     anybody  ---> router:8000     routers ---> engines:8000       engines <--> engines of the same pool, all ports
     operator ---> router:8001     decode  ---> router:8001, 8000  all  ---> DNS
     router   ---> API server      engines ---> HTTPS anywhere, with model.name: to fetch the model
+    gateways ---> router:9002, decode:8000, with router.picker
 
 Engines of one pool reach each other on all ports, because Mooncake draws its own ports (by default 15000 to 29999, two
 for each session). Mooncake has no authentication, so other pods reach none of these ports. Old and new revisions share
@@ -18,6 +19,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pdcluster_operator.core import names
+from pdcluster_operator.core.manifests import picker
 from pdcluster_operator.core.manifests.pool import (
     INTERNAL_PORT,
     PORT,
@@ -47,22 +49,27 @@ def role_policy(pool: Pool, role: Role) -> Document:
     # have no internal port, and decode calls these on 8000.
     calls_back = [{"to": [routers], **_tcp(INTERNAL_PORT, PORT)}] if role is Role.DECODE else []
     fetches = [_tcp(443)] if pool.spec.model.name else []
+    gateways = picker.gateway_rules(pool, PORT) if role is Role.DECODE else []
     spec = {
         "podSelector": {"matchLabels": engine_selector(pool, role)},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [{"from": [routers], **_tcp(PORT)}, {"from": [peers]}],
+        "ingress": [{"from": [routers], **_tcp(PORT)}, {"from": [peers]}, *gateways],
         "egress": [_DNS, {"to": [peers]}, *calls_back, *fetches],
     }
     return _policy(metadata_of(pool, name, role.value, role_labels(role)), spec)
 
 
 def router_policy(pool: Pool) -> Document:
-    """The policy of the routers: clients come by one port, engines and the operator by another."""
+    """The policy of the routers: clients come by one port, engines and the operator by another, gateways by a third."""
     engines = {"podSelector": _engines(pool)}
     spec = {
         "podSelector": {"matchLabels": router_selector(pool)},
         "policyTypes": ["Ingress", "Egress"],
-        "ingress": [_tcp(PORT), {"from": [engines, _operator(pool)], **_tcp(INTERNAL_PORT)}],
+        "ingress": [
+            _tcp(PORT),
+            {"from": [engines, _operator(pool)], **_tcp(INTERNAL_PORT)},
+            *picker.gateway_rules(pool, picker.PICKER_PORT),
+        ],
         "egress": [_DNS, {"to": [engines], **_tcp(PORT)}, _tcp(*pool.api_server_ports)],
     }
     return _policy(metadata_of(pool, names.child_name(pool.name, ROUTER), ROUTER), spec)

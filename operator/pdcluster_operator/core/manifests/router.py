@@ -13,7 +13,7 @@ from typing import Final
 from pdcluster_operator.api.role import EnvVar
 from pdcluster_operator.api.router import RouterProxies
 from pdcluster_operator.core import names
-from pdcluster_operator.core.manifests import pool_tls
+from pdcluster_operator.core.manifests import picker, pool_tls
 from pdcluster_operator.core.manifests.pool import (
     HTTP,
     INTERNAL,
@@ -72,10 +72,13 @@ class MountedSecret:
 def mounted_secrets(pool: Pool) -> list[MountedSecret]:
     router = pool.spec.router
     keys, tls, inside = router.api_keys_secret_ref, router.tls, pool.spec.tls
+    shown, asked = picker.pair_secret(pool), picker.ca_secret(pool)
     out = "make it, or leave {} out"
     return [
         *([MountedSecret(keys.name, (keys.key,), out.format("router.apiKeysSecretRef"))] if keys else []),
         *([MountedSecret(tls.secret_name, _CLIENTS_KEYS, out.format("router.tls"))] if tls else []),
+        *([MountedSecret(shown, _CLIENTS_KEYS, out.format("router.picker.tls"))] if shown else []),
+        *([MountedSecret(asked, (picker.CA,), out.format("router.picker.tls.clientCertificates"))] if asked else []),
         *([MountedSecret(inside.secret_name, pool_tls.KEYS, _MAKE_IT, "engines and routers")] if inside else []),
     ]
 
@@ -112,13 +115,13 @@ def router_service(pool: Pool) -> Document:
 
 
 def internal_service(pool: Pool) -> Document:
-    """The Service of the internal port, for the operator and for scrapers of metrics. Always ClusterIP, whatever the
-    type of the clients' Service, so that the outside does not reach it."""
+    """The Service of the internal port, for the operator and for scrapers of metrics, and of the port for gateways.
+    Always ClusterIP, whatever the type of the clients' Service, so that the outside does not reach it."""
     port = {"name": INTERNAL, "port": INTERNAL_PORT, "targetPort": INTERNAL, "protocol": "TCP"}
     spec = {
         "type": "ClusterIP",
         "selector": router_selector(pool),
-        "ports": [port | pool_tls.app_protocol(pool)],
+        "ports": [port | pool_tls.app_protocol(pool), *picker.service_ports(pool)],
     }
     metadata = metadata_of(pool, internal_name(pool), ROUTER, pool_tls.service_labels(pool))
     return make_object(SERVICE, metadata, spec=spec)
@@ -160,6 +163,7 @@ def router_argv(pool: Pool) -> list[str]:
         *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
         *(_tls_flags() if router.tls else []),
         *pool_tls.router_flags(pool),
+        *picker.router_flags(pool),
         *([router_flag("--access-log", "-")] if router.access_log else []),
         *(_proxy_flags(router.proxies) if router.proxies else []),
     ]
@@ -224,6 +228,7 @@ def _pod_spec(pool: Pool) -> Document:
             *_keys_volumes(pool),
             *_tls_volumes(pool),
             *pool_tls.secret_volumes(pool),
+            *picker.secret_volumes(pool),
         ],
     }
 
@@ -239,6 +244,7 @@ def _container(pool: Pool) -> Document:
         "ports": [
             {"name": HTTP, "containerPort": PORT, "protocol": "TCP"},
             {"name": INTERNAL, "containerPort": INTERNAL_PORT, "protocol": "TCP"},
+            *picker.container_ports(pool),
         ],
         "resources": resources_of(pool.spec.router.resources, REQUESTS),
         "securityContext": container_security(),
@@ -247,6 +253,7 @@ def _container(pool: Pool) -> Document:
             *({"name": one["name"], "mountPath": KEYS_FOLDER, "readOnly": True} for one in _keys_volumes(pool)),
             *({"name": one["name"], "mountPath": TLS_FOLDER, "readOnly": True} for one in _tls_volumes(pool)),
             *pool_tls.secret_mounts(pool),
+            *picker.secret_mounts(pool),
         ],
         **LAST_WORDS,
         **_probes(pool),

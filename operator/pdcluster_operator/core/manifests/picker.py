@@ -1,0 +1,83 @@
+"""Routers as gateways' endpoint picker (``spec.router.picker``): port, flags, the Secret, and who may come in.
+
+    gateways' namespaces ---> router:9002   which engine gets a request?
+                         ---> decode:8000   the request itself
+
+Without ``spec.router.picker`` no function adds anything. ``docs/decisions/0053-picker-tls.md`` has the reasons.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pdcluster_operator.core.manifests.pool import Document, Pool
+from pdcluster_protocol.launch import router_flag
+
+PICKER: Final = "picker"
+"""Name of a router's port for gateways."""
+PICKER_PORT: Final = 9002
+"""Number of that port: the one of the Inference Extension's own picker, and the default of its charts."""
+FOLDER: Final = "/etc/pdcluster/picker-tls"
+CERT: Final = "tls.crt"
+KEY: Final = "tls.key"
+CA: Final = "ca.crt"
+_VOLUME: Final = "picker-tls"
+
+
+def pair_secret(pool: Pool) -> str:
+    """The Secret with the certificate that gateways are shown; empty: there is none."""
+    picker = pool.spec.router.picker
+    return picker.tls.secret_name if picker and picker.tls else ""
+
+
+def ca_secret(pool: Pool) -> str:
+    """The Secret with the authorities of gateways' certificates; empty: gateways show none."""
+    picker = pool.spec.router.picker
+    return picker.tls.secret_name if picker and picker.tls and picker.tls.client_certificates else ""
+
+
+def router_flags(pool: Pool) -> list[str]:
+    if pool.spec.router.picker is None:
+        return []
+    pair = [router_flag("--picker-tls-cert", f"{FOLDER}/{CERT}"), router_flag("--picker-tls-key", f"{FOLDER}/{KEY}")]
+    return [
+        router_flag("--picker-port", PICKER_PORT),
+        *(pair if pair_secret(pool) else []),
+        *([router_flag("--picker-client-ca", f"{FOLDER}/{CA}")] if ca_secret(pool) else []),
+    ]
+
+
+def container_ports(pool: Pool) -> list[Document]:
+    if pool.spec.router.picker is None:
+        return []
+    return [{"name": PICKER, "containerPort": PICKER_PORT, "protocol": "TCP"}]
+
+
+def service_ports(pool: Pool) -> list[Document]:
+    """Ports that the internal Service has for gateways, which learn from it how to speak."""
+    if pool.spec.router.picker is None:
+        return []
+    spoken = "https" if pair_secret(pool) else "kubernetes.io/h2c"
+    return [{"name": PICKER, "port": PICKER_PORT, "targetPort": PICKER, "protocol": "TCP", "appProtocol": spoken}]
+
+
+def secret_volumes(pool: Pool) -> list[Document]:
+    name = pair_secret(pool)
+    if not name:
+        return []
+    items = [{"key": key, "path": key} for key in (CERT, KEY, *([CA] if ca_secret(pool) else []))]
+    return [{"name": _VOLUME, "secret": {"secretName": name, "items": items}}]
+
+
+def secret_mounts(pool: Pool) -> list[Document]:
+    return [{"name": _VOLUME, "mountPath": FOLDER, "readOnly": True}] if pair_secret(pool) else []
+
+
+def gateway_rules(pool: Pool, port: int) -> list[Document]:
+    """Ingress rules that let gateways in on this port."""
+    picker = pool.spec.router.picker
+    if picker is None:
+        return []
+    named = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(picker.gateway_namespaces)}
+    gateways = {"namespaceSelector": {"matchExpressions": [named]}}
+    return [{"from": [gateways], "ports": [{"protocol": "TCP", "port": port}]}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -238,20 +239,23 @@ async def test_flags_that_cannot_work_are_refused_with_one_line(
     assert said.decode() == f"pdcluster router: {named(told)}\n"
 
 
-async def test_a_router_process_answers_over_tls_and_writes_no_line_of_grpcs(
-    shown_files: dict[str, Any], authority: Authority
+async def test_a_router_process_follows_sighup_and_writes_no_line_of_grpcs(
+    shown_files: dict[str, Any], authority: Authority, tmp_path: Path
 ) -> None:
-    port = fresh_port()
+    port, other = fresh_port(), Authority(tmp_path / "other.crt", "other")
     files = [f"--{name.replace('_', '-')}={path}" for name, path in shown_files.items()]
     engines = ("--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1", "--port", "0")
-    router = await start_router(*engines, f"--picker-port={port}", *files)
+    router = await start_router(*engines, f"--picker-port={port}", "--tls-interval=3600", *files)
     try:
         async with asyncio.timeout(PATIENCE_S):
             assert await probe(port, authority.ca.read_bytes()) == b"\x08\x01"
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            await writer.drain()
+            await reader.read()
             writer.close()
+            other.issue().write(tmp_path / "picker")
+            router.send_signal(signal.SIGHUP)
+            assert await probe(port, other.ca.read_bytes()) == b"\x08\x01"
     finally:
         router.terminate()
         said, logged = await asyncio.wait_for(router.communicate(), PATIENCE_S)

@@ -81,6 +81,31 @@ def test_a_pool_with_tls_inside_waits_for_its_secret_and_is_verified_over_tls(
         assert server.routers.refusals == []
 
 
+def test_the_port_for_gateways_comes_with_its_field_and_goes_with_it(server: Server, operator: OperatorProcess) -> None:
+    with server.pool() as pool:
+        pool.wait_ready()
+        engines = [pool.engines(role) for role in ("prefill", "decode")]
+        tls = {"secretName": "shown", "clientCertificates": True}
+        pool.merge({"router": {"picker": {"gatewayNamespaces": ["gateways"], "tls": tls}}})
+        assert eventually(lambda: "no Secret" in pool.condition("RouterReady").get("message", ""))
+        secret = {"stringData": dict.fromkeys(("tls.crt", "tls.key", "ca.crt"), "x"), "metadata": {"name": "shown"}}
+        server.admin.create(pool.list_path("secrets"), {"apiVersion": "v1", "kind": "Secret", **secret})
+        pool.wait_ready()
+        assert eventually(lambda: gateway_ports(pool) == (["https"], [8000, 9002]))
+        pool.merge({"router": {"picker": None}})
+        assert eventually(lambda: gateway_ports(pool) == ([], []))
+        pool.wait_ready()
+        assert [pool.engines(role) for role in ("prefill", "decode")] == engines
+
+
+def gateway_ports(pool: Pool) -> tuple[list[str], list[int]]:
+    """How Services say that gateways speak on port 9002, and the ports that policies open to namespaces of gateways."""
+    ports = [port for one in pool.all_of("services") for port in one["spec"]["ports"]]
+    rules = [rule for one in pool.all_of("networkpolicies") for rule in one["spec"]["ingress"]]
+    opened = [rule["ports"][0]["port"] for rule in rules if "gateways" in json.dumps(rule)]
+    return [port["appProtocol"] for port in ports if port["port"] == 9002], sorted(opened)
+
+
 def test_a_ready_pool_costs_no_write_and_a_look_at_it_asks_for_nothing(
     server: Server, operator: OperatorProcess
 ) -> None:

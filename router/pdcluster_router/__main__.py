@@ -15,7 +15,8 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.logs import start_logging
 from pdcluster_protocol.secret import load_secret
 from pdcluster_router.files.reading import read_file
-from pdcluster_router.front.server import run
+from pdcluster_router.front.start import run
+from pdcluster_router.processes.seat import seat_told
 from pdcluster_router.setting_forms import Discovery
 from pdcluster_router.settings import (
     FLAGS,
@@ -29,20 +30,21 @@ from pdcluster_router.span_settings import span_settings_told
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until stopped. Returns the exit status: 0, 130 after Ctrl-C before the server runs, 2 on a ConfigError."""
+    """Serve until stopped. Returns the exit status: 0, 1 if several processes could not go on, 130 after Ctrl-C before
+    the server runs, 2 on a ConfigError."""
     # Else gRPC's library writes lines of its own for each handshake that fails, whoever caused it.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         settings = parse_settings(argv, os.environ)
         start_logging(settings.log_format)
         reread = partial(parse_settings, argv, os.environ) if _names_file(argv, os.environ) else None
-        run(settings, load_secret(os.environ, host=settings.host), reread)
+        secret = load_secret(os.environ, host=settings.host)
+        return run(settings, secret, reread, argv=argv, seat=seat_told(os.environ))
     except ConfigError as error:
         print(f"pdcluster router: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # Ctrl-C before the server handled signals.
         return 130
-    return 0
 
 
 def parse_settings(

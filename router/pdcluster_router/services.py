@@ -40,6 +40,8 @@ from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import PoolLimits
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.handshakes import Handshakes
+from pdcluster_router.processes.seat import Seat
+from pdcluster_router.processes.shared_loads import SharedLoads
 from pdcluster_router.setting_forms import Discovery, EngineDialect, UnknownModels
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.failures import Failures
@@ -98,7 +100,8 @@ class Running(Protocol):
 class Services:
     """Shared by all requests of one router. Event loop only; call ``close`` at the end."""
 
-    def __init__(self, settings: Settings, secret: Secret) -> None:
+    def __init__(self, settings: Settings, secret: Secret, seat: Seat | None = None) -> None:
+        """``seat``: of this process, if the router has several."""
         self.settings = settings
         self.secret = secret
         self.dialect = _dialect_of(settings, secret)
@@ -132,6 +135,7 @@ class Services:
             self.metrics.ejected,
             self.now,
             self.trust,
+            None if seat is None else SharedLoads(seat.table, seat.num_seats, seat.number),
         )
         self.engines = self.roster.engines
         self.terms = self._terms_in(settings)

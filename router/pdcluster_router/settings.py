@@ -19,6 +19,7 @@ from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ForwardedHeader, Prox
 from pdcluster_protocol.logs import FORMAT_VARIABLE, LogFormat
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
 from pdcluster_router.picker_settings import PickerSettings
+from pdcluster_router.process_settings import ProcessSettings
 from pdcluster_router.setting_forms import (
     ApiUrl,
     Discovery,
@@ -39,7 +40,7 @@ TRUSTED_PROXIES_VARIABLE: Final = "PDCLUSTER_TRUSTED_PROXIES"
 MODEL_ALIASES_VARIABLE: Final = "PDCLUSTER_MODEL_ALIASES"
 
 
-class Settings(PickerSettings, SpanSettings):
+class Settings(PickerSettings, ProcessSettings, SpanSettings):
     """All that a router is told. Frozen: others come as a new object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -278,10 +279,8 @@ class Settings(PickerSettings, SpanSettings):
             known[name] = model
         for name, model in known.items():
             if model in known:
-                told = f"--model-alias {name}={model} and {model}={known[model]}"
-                raise ValueError(
-                    f"{told}: {model} is an alias itself: give {name} the name of a model that engines list"
-                )
+                told = f"--model-alias {name}={model} and {model}={known[model]}: {model} is an alias itself"
+                raise ValueError(f"{told}: give {name} the name of a model that engines list")
         return self
 
     @model_validator(mode="after")
@@ -296,8 +295,8 @@ class Settings(PickerSettings, SpanSettings):
     def _has_whole_tls(self) -> Self:
         check_pair("--tls-cert", self.tls_cert, "--tls-key", self.tls_key, "for plain HTTP")
         check_pair("--engine-cert", self.engine_cert, "--engine-key", self.engine_key, "to show engines none")
-        names = ("--internal-tls-cert", "--internal-tls-key")
-        check_pair(names[0], self.internal_tls_cert, names[1], self.internal_tls_key, "for plain HTTP")
+        cert, key = self.internal_tls_cert, self.internal_tls_key
+        check_pair("--internal-tls-cert", cert, "--internal-tls-key", key, "for plain HTTP")
         if self.internal_client_ca is not None and self.internal_tls_cert is None:
             raise ValueError("--internal-client-ca: it needs --internal-tls-cert and --internal-tls-key")
         return self
@@ -361,7 +360,7 @@ VARIABLES_PREFIX: Final = "PDCLUSTER_ROUTER__"
 """With two underscores: beside a Service ``pdcluster-router`` Kubernetes sets variables that begin with one."""
 SETTINGS_VARIABLE: Final = f"{VARIABLES_PREFIX}SETTINGS"
 
-_PARTS: Final = (*PickerSettings.model_fields, *SpanSettings.model_fields)
+_PARTS: Final = PickerSettings.model_fields | ProcessSettings.model_fields | SpanSettings.model_fields
 FLAGS: Final = Flags(
     {name: Settings.model_fields[name] for name in (*Settings.__annotations__, *_PARTS)},
     named={"prefill_urls": "--prefill", "decode_urls": "--decode", "model_aliases": "--model-alias"},

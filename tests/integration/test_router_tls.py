@@ -20,7 +20,7 @@ from fakes.router import COMPLETIONS, PROMPT, Rig, raw, running_rig, running_ser
 from integration.test_router_process import start_router
 from integration.tls_clients import connect, ended, hello, port_of, trusting
 from patience import PATIENCE_S
-from pdcluster_router.front.server import warnings_of
+from pdcluster_router.front.start import warnings_of
 from pdcluster_router.settings import build_settings
 
 pytestmark = pytest.mark.anyio

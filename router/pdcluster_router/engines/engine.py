@@ -23,6 +23,7 @@ from pdcluster_router.core.telemetry.seconds import COARSE, Seconds
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
+from pdcluster_router.processes.shared_loads import SharedLoad
 
 MAX_FETCHED_BYTES = 16 << 20
 _SERVING: Final = EngineState.SERVING
@@ -65,10 +66,11 @@ class Engine:
         on_breaker: Callable[[Engine], None],
         now: Callable[[], float],
         trust: EngineTrust | None = None,
+        shared: SharedLoad | None = None,
     ) -> None:
         """``idle_connections``: those of all engines. ``on_idle``: called when the engine's last request has ended
         while it gets no new ones. ``on_breaker``: called when the engine is ejected, tried, or back. ``now``: monotonic
-        seconds. ``trust``: for an engine with TLS.
+        seconds. ``trust``: for an engine with TLS. ``shared``: its load in the router's other processes.
         """
         parts = urlsplit(member.url)
         self.name = name
@@ -82,7 +84,8 @@ class Engine:
         self.is_healthy = False
         self.num_running = 0
         """Requests that are there now."""
-        self.load = Load()
+        self.load = Load(others=shared)
+        self._shared = shared
         self.breaker = Breaker()
         self.outage = Outage()
         self.answered = Seconds(COARSE)
@@ -128,7 +131,7 @@ class Engine:
 
         Returns the era, for ``began``, ``failed`` and the breaker.
         """
-        self.load.outstanding_tokens += num_tokens
+        self.load.add(num_tokens)
         self.load.placed_at = now = self._now()
         self.num_running += 1
         breaker = self.breaker
@@ -138,13 +141,18 @@ class Engine:
 
     def recount(self, num_tokens: int) -> None:
         """A request that is placed here has ``num_tokens`` more than was thought; below 0: fewer."""
-        self.load.outstanding_tokens += num_tokens
+        self.load.add(num_tokens)
 
     def give_back(self, num_tokens: int) -> None:
-        self.load.outstanding_tokens -= num_tokens
+        self.load.add(-num_tokens)
         self.num_running -= 1
         if not self.num_running and self.state is not _SERVING:
             self._on_idle()
+
+    def leave(self) -> None:
+        """The engine is removed from its roster: it has no request any more."""
+        if self._shared is not None:
+            self._shared.leave()
 
     def began(self, era: Era) -> None:
         """The engine has begun to answer a request of ``era``, or has done its part of that request."""

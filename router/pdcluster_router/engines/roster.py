@@ -37,6 +37,7 @@ from pdcluster_router.engines.candidates import Candidates, Heir
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import IdleConnections, PoolLimits
+from pdcluster_router.processes.shared_loads import SharedLoad, SharedLoads
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +86,11 @@ class Roster:
         on_ejected: Callable[[Role], None],
         now: Callable[[], float],
         trust: EngineTrust | None = None,
+        shared: SharedLoads | None = None,
     ) -> None:
         """``on_change``: called when the engines that may get work are worked out again. ``on_ejected``: called when an
-        engine of this role is ejected. ``now``: monotonic seconds. ``trust``: in engines with TLS."""
+        engine of this role is ejected. ``now``: monotonic seconds. ``trust``: in engines with TLS.
+        ``shared``: with the router's other processes; None: there are none."""
         self.engines: dict[Role, list[Engine]] = {role: [] for role in Role}
         self.members: tuple[Member, ...] = ()
         """The newest list of discovery."""
@@ -103,6 +106,7 @@ class Roster:
         self._on_ejected = on_ejected
         self._now = now
         self._trust = trust
+        self._shared = shared
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._by_key: dict[EngineKey, Engine] = {}
@@ -244,9 +248,9 @@ class Roster:
                 self._remove(self._by_key.pop(key))
 
     def _add(self, member: Member) -> None:
-        name = f"{member.role.value}-{next(self._numbers[member.role])}"
+        shared = None if self._shared is None else self._shared.enter(member.role, repr(member.key))
         engine = Engine(
-            name,
+            self._name(member.role, shared),
             member,
             self._limits,
             self._idle_connections,
@@ -254,14 +258,24 @@ class Roster:
             on_breaker=self._breaker_changed,
             now=self._now,
             trust=self._trust,
+            shared=shared,
         )
         self._by_key[member.key] = engine
         self.engines[member.role].append(engine)
         _log("added", engine)
 
+    def _name(self, role: Role, shared: SharedLoad | None) -> str:
+        """The same in all processes, if the engine's load is."""
+        if self._shared is None:
+            return f"{role.value}-{next(self._numbers[role])}"
+        if shared is None:
+            return f"{role.value}-{next(self._numbers[role])}-of-{self._shared.seat}"
+        return f"{role.value}-{shared.number}"
+
     def _remove(self, engine: Engine) -> None:
         engine.change(EngineState.LEAVING)  # A question such as for its models may still be under way.
         self.engines[engine.role].remove(engine)
+        engine.leave()
         _log("removed", engine)
 
 

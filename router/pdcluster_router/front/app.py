@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -47,21 +47,23 @@ from pdcluster_router.core.apis.openai_errors import (
 from pdcluster_router.engines.engine import Fetched
 from pdcluster_router.engines.health import Probes, missing_engines
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
-from pdcluster_router.front.engines_page import describe_pool
 from pdcluster_router.front.pages import LoggedPages, page_of, tell_error
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
 from pdcluster_router.front.picker.start import running_picker
-from pdcluster_router.front.requests_page import QUERY, answer_about
-from pdcluster_router.front.router import Router
+from pdcluster_router.front.requests_page import QUERY
+from pdcluster_router.front.router import Router, internal_ports
 from pdcluster_router.front.server_protocol import ROUTER_STATE
-from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEADERS, describe_status
+from pdcluster_router.front.sibling_pages import beside_siblings, metrics, pool, requests_named, status
+from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEADERS
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
+from pdcluster_router.processes.seat import Seat
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.metrics import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)
 
+Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Router]]]
 START_S: Final = 5.0
 """The most that the first look at the pool may take. A kubelet waits longer before it restarts a container."""
 _JSON = "application/json"
@@ -74,24 +76,25 @@ _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class TwoPorts:
     """The ASGI application of both ports: each request is served by the application of its port."""
 
-    def __init__(self, client: FastAPI, internal: FastAPI, internal_port: int | None) -> None:
+    def __init__(self, client: FastAPI, internal: FastAPI, internal_ports: Container[int | None]) -> None:
         """``client``: its lifespan serves both ports."""
         self._client = LoggedPages(client)
         self._internal = internal
-        self._internal_port = internal_port
+        self._internal_ports = internal_ports
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_internal = scope["type"] == "http" and scope["server"][1] == self._internal_port
+        is_internal = scope["type"] == "http" and scope["server"][1] in self._internal_ports
         await (self._internal if is_internal else self._client)(scope, receive, send)
 
 
-def build_app(settings: Settings, secret: Secret) -> TwoPorts:
+def build_app(settings: Settings, secret: Secret, seat: Seat | None = None) -> TwoPorts:
     """The application of both ports, which are bound already. Its lifespan makes the router, also for the protocol."""
-    return TwoPorts(_client_app(settings, secret), _internal_app(), settings.internal_port)
+    lifespan = _lifespan(settings, secret, seat)
+    return TwoPorts(_client_app(lifespan), _internal_app(), internal_ports(settings, seat))
 
 
-def _client_app(settings: Settings, secret: Secret) -> FastAPI:
-    app = FastAPI(title="pdcluster router", description=_FOR_CLIENTS, lifespan=_lifespan(settings, secret), **_NO_PAGES)
+def _client_app(lifespan: Lifespan) -> FastAPI:
+    app = FastAPI(title="pdcluster router", description=_FOR_CLIENTS, lifespan=lifespan, **_NO_PAGES)
     add_docs(app)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _has_left)
@@ -153,12 +156,9 @@ async def _require_key(request: Request, call_next: Callable[[Request], Awaitabl
 
 async def read_overview(request: Request) -> dict[str, object]:
     """The engines that this router knows, and the number of requests that run."""
-    router = _router(request)
-    engines = [
-        {"name": engine.name, "role": engine.role.value, "url": engine.url, "healthy": engine.is_healthy}
-        for engine in router.services.all_engines()
-    ]
-    return {"service": "pdcluster router", "engines": engines, "in_flight": len(router.services.running)}
+    page = await pool(_router(request))
+    engines = [{"name": one.name, "role": one.role, "url": one.url, "healthy": one.healthy} for one in page.engines]
+    return {"service": "pdcluster router", "engines": engines, "in_flight": page.requests.running}
 
 
 async def read_health(request: Request) -> Response:
@@ -173,17 +173,17 @@ async def read_health(request: Request) -> Response:
 
 async def read_metrics(request: Request) -> Response:
     """Prometheus' text format."""
-    return Response(_router(request).services.metrics.render(), media_type=CONTENT_TYPE)
+    return Response(await metrics(_router(request)), media_type=CONTENT_TYPE)
 
 
 async def read_pool(request: Request) -> Response:
     """Every engine with its revision and state, which revisions get work, and whether changes reach this router."""
-    return Response(msgspec.json.encode(describe_pool(_router(request).services)), media_type=_JSON)
+    return Response(msgspec.json.encode(await pool(_router(request))), media_type=_JSON)
 
 
 async def read_status(request: Request) -> Response:
     """The pool's page, and the steps of the last requests: the document that `/status` draws."""
-    return Response(describe_status(_router(request).services), media_type=_JSON, headers=DOCUMENT_HEADERS)
+    return Response(await status(_router(request)), media_type=_JSON, headers=DOCUMENT_HEADERS)
 
 
 async def read_status_page(_request: Request) -> Response:
@@ -193,7 +193,7 @@ async def read_status_page(_request: Request) -> Response:
 
 async def read_requests(request: Request) -> Response:
     """A request as this router remembers it: its steps and their times, how it ended, and why."""
-    return Response(answer_about(_router(request), request.query_params.get("id", "")), media_type=_JSON)
+    return Response(await requests_named(_router(request), request.query_params.get("id", "")), media_type=_JSON)
 
 
 async def verify_pair(request: Request) -> Response:
@@ -232,16 +232,19 @@ async def refuse_method(request: Request) -> Response:
     return _error(request, method_not_allowed(request.method, request.scope["path"]), {"allow": "POST"})
 
 
-def _lifespan(
-    settings: Settings, secret: Secret
-) -> Callable[[FastAPI], AbstractAsyncContextManager[Mapping[str, Router]]]:
+def _lifespan(settings: Settings, secret: Secret, seat: Seat | None) -> Lifespan:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Router]]:
-        router = Router(settings, secret)
+        router = Router(settings, secret, seat)
         num_prefill, num_decode = (len(router.services.engines[role]) for role in (Role.PREFILL, Role.DECODE))
         logger.info("router started prefill_engines=%d decode_engines=%d", num_prefill, num_decode)
         try:
-            async with asyncio.TaskGroup() as tasks, _watching(tasks, router), running_picker(router):
+            async with (
+                asyncio.TaskGroup() as tasks,
+                _watching(tasks, router),
+                running_picker(router),
+                beside_siblings(router),
+            ):
                 yield {ROUTER_STATE: router}
         finally:
             await router.close()

@@ -53,6 +53,8 @@ from pdcluster_router.http.keep_alives import KeepAlives
 from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.logged_cycle import LoggedCycle
 from pdcluster_router.http.turns import FREE_BYTES, Rows
+from pdcluster_router.processes.seat import Seat
+from pdcluster_router.processes.siblings import Siblings
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.fan_out import fan_out
 from pdcluster_router.requests.gate import Gate
@@ -101,9 +103,14 @@ _UNSAMPLED: Final = Sampled(None, NOT_FORWARDED)
 class Router:
     """All requests of this process. Event loop only."""
 
-    def __init__(self, settings: Settings, secret: Secret) -> None:
+    def __init__(self, settings: Settings, secret: Secret, seat: Seat | None = None) -> None:
         self.settings = settings
-        self.services = Services(settings, secret)
+        self.seat = seat
+        """None: this router has one process."""
+        self.siblings: Siblings | None = None
+        """The other processes, while they answer. None: there are none."""
+        self._internal_ports = internal_ports(settings, seat)
+        self.services = Services(settings, secret, seat)
         self.access = Access(settings)
         self.gate = Gate(self.services, self._start, self.access.flow_of)
         self.access.on_change = self.gate.follow_keys
@@ -137,6 +144,8 @@ class Router:
             self.services.metrics.watch_certificate(lambda: min(expiries_of(certificates)))
         self.services.metrics.watch_keep_alives(lambda: self.keep_alives.num_comments)
         self.is_draining = False
+        self.is_leaving = False
+        """Whether each connection ends with its next answer, because another process takes the new ones."""
         self.num_asking = 0
         """Questions of clients that engines have now (``pass_on.py``), outside of ``services.running``."""
         spans = self.services.spans
@@ -167,8 +176,8 @@ class Router:
             self._answer_bug(cycle)
 
     def is_internal(self, port: int) -> bool:
-        """Whether this port of ours is the one for engines, the operator and monitoring."""
-        return port == self.settings.internal_port
+        """Whether this port of ours is one for engines, the operator and monitoring."""
+        return port in self._internal_ports
 
     def paths_and_cycles(
         self, client: tuple[str, int] | None, *, is_internal: bool
@@ -371,6 +380,11 @@ class Router:
         if isinstance(admitted, str):
             return admitted
         raise RefusedRequest(admitted)
+
+
+def internal_ports(settings: Settings, seat: Seat | None) -> frozenset[int | None]:
+    """The ports for engines, the operator and monitoring: one, or for a process with a seat two."""
+    return frozenset((settings.internal_port, seat.internal_port if seat is not None else settings.internal_port))
 
 
 def _addresses_in(settings: Settings) -> ClientAddresses:

@@ -7,8 +7,9 @@ SIGTERM --> no new requests (503), running ones go on up to drain_timeout_s --> 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
+import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -23,24 +24,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import ProxyProtocol
-from pdcluster_protocol.open_files import raise_open_file_limit
-from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
+from pdcluster_protocol.secret import Secret
 from pdcluster_router.core.apis.openai_errors import ApiError, bad_request, no_room
 from pdcluster_router.core.clients.proxy_protocol import Preface
 from pdcluster_router.core.clients.room import RoomLimit, Unread
 from pdcluster_router.core.engines.catalog import namesakes
-from pdcluster_router.engines.engine_file import read_engines
-from pdcluster_router.engines.trust import check_engine_files
-from pdcluster_router.front.access import read_keys
 from pdcluster_router.front.app import build_app
-from pdcluster_router.front.certificates import (
-    Certificate,
-    certificate_of,
-    internal_certificate_of,
-    picker_certificate_of,
-)
+from pdcluster_router.front.certificates import Certificate
 from pdcluster_router.front.clients import backlog
-from pdcluster_router.front.picker.start import check_endpoints, check_picker
+from pdcluster_router.front.picker.start import check_endpoints
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.front.setting_changes import SettingReader
@@ -48,12 +40,10 @@ from pdcluster_router.http.cycle import JSON
 from pdcluster_router.http.handshakes import Counting, TlsPort
 from pdcluster_router.http.prefaces import PrefacedConnection, PrefacePort
 from pdcluster_router.http.tls import TlsConnection
+from pdcluster_router.processes.seat import Seat
 from pdcluster_router.setting_forms import Discovery
 from pdcluster_router.settings import Settings
-from pdcluster_router.telemetry.access_log import FLAG
 from pdcluster_router.telemetry.failures import Failure, FailureKind
-from pdcluster_router.telemetry.line_file import LineFile
-from pdcluster_router.telemetry.trace import TraceFile
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +53,8 @@ NewUnread: TypeAlias = Callable[[Any], Unread]
 """Makes the room for the bytes of an open connection that are not decrypted yet."""
 
 _CLOSE_TIMEOUT_S = 2
+_LOOK_S = 0.1
+"""Seconds between two looks whether a process that leaves has ended."""
 
 
 class RouterServer(uvicorn.Server):
@@ -71,11 +63,15 @@ class RouterServer(uvicorn.Server):
     While the router drains, its ports stay open: decode engines must reach the metaserver for requests that run.
     """
 
-    def __init__(self, settings: Settings, secret: Secret, reader: SettingReader | None = None) -> None:
-        """``reader``: of the settings, which SIGHUP has read anew; None: they stay."""
-        super().__init__(_uvicorn_config(settings, secret))
+    def __init__(
+        self, settings: Settings, secret: Secret, reader: SettingReader | None = None, seat: Seat | None = None
+    ) -> None:
+        """``reader``: of the settings, which SIGHUP has read anew; None: they stay. ``seat``: of this process, if it is
+        one of several."""
+        super().__init__(_uvicorn_config(settings, secret, seat))
         self._settings = settings
         self._reader = reader
+        self._seat = seat
 
     @property
     def router(self) -> Router:
@@ -95,7 +91,8 @@ class RouterServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, for the two sockets of ``listen``.
+        """As uvicorn's, for the two sockets of ``listen``, or the three of a seat: of the client port, of the port at
+        which engines call this process, and of the internal port that all processes have in common.
 
         Raises:
             ConfigError: An alias is the name of a base model that a named engine lists. Where engines come by
@@ -108,6 +105,36 @@ class RouterServer(uvicorn.Server):
             await self.shutdown(sockets)
             raise
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        if self._seat is not None:
+            self._follow_keeper(self._seat)
+
+    def _follow_keeper(self, seat: Seat) -> None:
+        """Says that this process answers. It drains when its keeper has ended, and leaves when the keeper says so."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, self._leave)
+        loop.add_reader(seat.keeper_file, self._lose_keeper, seat)
+        os.write(seat.ready_file, b"r")
+
+    def _lose_keeper(self, seat: Seat) -> None:
+        """The keeper was killed: nobody else ends this process, and removes what they shared."""
+        asyncio.get_running_loop().remove_reader(seat.keeper_file)
+        shutil.rmtree(seat.folder, ignore_errors=True)
+        self.should_exit = True
+
+    def _leave(self) -> None:
+        """Another process takes the new connections. This one answers its own until they have ended."""
+        self.router.is_leaving = True
+        for server in self.servers:
+            if server.sockets and server.sockets[0].getsockname()[1] == self._settings.port:
+                server.close()
+        logger.info("process leaves connections=%d", self.router.clients.num_open)
+        self._end_when_left()
+
+    def _end_when_left(self) -> None:
+        if self.router.clients.num_open or self.router.services.running:
+            asyncio.get_running_loop().call_later(_LOOK_S, self._end_when_left)
+        else:
+            self.should_exit = True
 
     def _check_aliases(self, settings: Settings) -> None:
         """Raises: ConfigError: As ``startup``."""
@@ -122,16 +149,17 @@ class RouterServer(uvicorn.Server):
             )
 
     async def _open(self, sockets: list[socket.socket] | None) -> None:
-        """Serves both sockets. uvicorn makes one kind of connection for all sockets, so we serve sockets with TLS or
-        PROXY headers ourselves."""
+        """Serves all sockets. uvicorn makes one kind of connection for all, so we serve those with TLS or PROXY headers
+        ourselves."""
         settings = self._settings
         is_prefaced = settings.proxy_protocol is ProxyProtocol.REQUIRED
-        are_ours = (is_prefaced or settings.tls_cert is not None, settings.internal_tls_cert is not None)
+        has_tls = settings.internal_tls_cert is not None
+        are_ours = (is_prefaced or settings.tls_cert is not None, has_tls, has_tls)[: len(sockets or ())]
         if not sockets or not any(are_ours):
             await super().startup(sockets)
             return
         await super().startup([sock for sock, is_ours in zip(sockets, are_ours, strict=True) if not is_ours])
-        begins = (self._client_protocol, self._internal_protocol)
+        begins = (self._client_protocol, self._internal_protocol, self._internal_protocol)[: len(sockets)]
         loop = asyncio.get_running_loop()
         for sock, is_ours, begin_of in zip(sockets, are_ours, begins, strict=True):
             if is_ours:
@@ -204,7 +232,7 @@ class RouterServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Handles uvicorn's signals, and SIGHUP: it reads its files anew, or ends a router without any."""
-        if self._reader is None and not _reads_files(self._settings):
+        if self._reader is None and not reads_files(self._settings):
             with super().capture_signals():
                 yield
             return
@@ -254,20 +282,26 @@ def listen(settings: Settings) -> tuple[list[socket.socket], Settings]:
     Raises:
         ConfigError: A port is taken, or the address is not ours.
     """
-    client = _bind(settings.host, settings.port, "--port")
+    client = bind(settings.host, settings.port, "--port")
     port: int = client.getsockname()[1]
     wanted = settings.wanted_internal_port
     try:
-        internal = _bind(settings.host, wanted, "--internal-port")
+        internal = bind(settings.host, wanted, "--internal-port")
     except ConfigError:
         client.close()
         raise
     return [client, internal], settings.model_copy(update={"port": port, "internal_port": internal.getsockname()[1]})
 
 
-def _bind(host: str, port: int, flag: str) -> socket.socket:
+def bind(host: str, port: int, flag: str, *, is_shared: bool = False) -> socket.socket:
+    """A listening socket. ``is_shared``: others that are shared may listen on the same port.
+
+    Raises:
+        ConfigError: The port is taken, or the address is not ours. It names ``flag``.
+    """
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(is_shared))
     try:
         bound.bind((host, port))
         bound.listen(backlog())
@@ -279,71 +313,8 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     return bound
 
 
-def run(settings: Settings, secret: Secret, reread: Callable[[], Settings] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. ``reread``: reads the settings anew on SIGHUP; None: they stay.
-
-    Raises:
-        ConfigError: A port is taken, or a file cannot be used.
-    """
-    if settings.trace_file is not None:
-        TraceFile(settings.trace_file).close()
-    if settings.access_log is not None:
-        LineFile(settings.access_log, FLAG).close()
-    if settings.api_key_file is not None:
-        read_keys(settings.api_key_file)
-    certificate_of(settings)
-    internal_certificate_of(settings)
-    check_engine_files(settings)
-    check_picker(settings)
-    picker_certificate_of(settings)
-    if settings.engines_file is not None:
-        read_engines(settings)
-    if reread is not None or _reads_files(settings):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # Until ``startup`` is over: then it is heard.
-    raise_open_file_limit()
-    reader = None if reread is None else SettingReader(settings, reread)
-    sockets, settings = listen(settings)
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    scheme = "http" if settings.tls_cert is None else "https"
-    print(f"router on {scheme}://{host}:{settings.port}", flush=True)
-    scheme = "http" if settings.internal_tls_cert is None else "https"
-    print(f"engines, operator and monitoring on {scheme}://{host}:{settings.internal_port}", flush=True)
-    if settings.picker_port:
-        _bind(settings.host, settings.picker_port, "--picker-port").close()  # gRPC's own error says less.
-        over = "" if settings.picker_tls_cert is None else " over TLS"
-        print(f"gateways ask at {host}:{settings.picker_port}{over}", flush=True)
-    for warning in warnings_of(settings, secret):
-        print(warning, flush=True)
-    server = RouterServer(settings, secret, reader)
-    gc.collect()
-    gc.freeze()  # The collector skips all objects made so far: modules and FastAPI would stop the loop for 50 ms.
-    server.run(sockets=sockets)
-
-
-def warnings_of(settings: Settings, secret: Secret) -> list[str]:
-    """Warnings about who may use this router, for the person who starts it; a line each."""
-    warnings = []
-    if settings.api_key_file is None:
-        warnings.append("clients are not authenticated: add --api-key-file, or put a gateway in front")
-    if settings.tls_cert is None and not is_loopback(settings.host):
-        warnings.append("clients are served without TLS: add --tls-cert and --tls-key, or put a gateway in front")
-    if settings.picker_port and not is_loopback(settings.host):
-        warnings += _picker_warnings_of(settings)
-    if secret.is_well_known:
-        warnings.append(f"{SECRET_VARIABLE} is not set: any user of this machine may order verifications")
-    return warnings
-
-
-def _picker_warnings_of(settings: Settings) -> list[str]:
-    if settings.picker_tls_cert is None:
-        return ["gateways are answered without TLS, with the engines' key: let only them reach --picker-port"]
-    if settings.picker_client_ca is None:
-        told = "all that reach --picker-port are answered, with the engines' key"
-        return [f"{told}: add --picker-client-ca, or let only gateways reach it"]
-    return []
-
-
-def _reads_files(settings: Settings) -> bool:
+def reads_files(settings: Settings) -> bool:
+    """Whether ``settings`` name a file that is read anew on SIGHUP."""
     ports = (settings.tls_cert, settings.internal_tls_cert, settings.picker_tls_cert)
     files = (settings.api_key_file, settings.engines_file, settings.engine_ca, settings.engine_cert)
     return any(file is not None for file in (*ports, *files))
@@ -356,9 +327,9 @@ def _answer_of(error: ApiError) -> bytes:
     return b"%b%bcontent-length: %d\r\nconnection: close\r\n\r\n" % head + body
 
 
-def _uvicorn_config(settings: Settings, secret: Secret) -> uvicorn.Config:
+def _uvicorn_config(settings: Settings, secret: Secret, seat: Seat | None) -> uvicorn.Config:
     return uvicorn.Config(
-        build_app(settings, secret),
+        build_app(settings, secret, seat),
         http=RouterProtocol,
         loop="uvloop",
         ws="none",

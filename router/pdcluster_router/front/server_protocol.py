@@ -142,7 +142,7 @@ class RouterProtocol(ReadingProtocol):
             self._begin_hot(path, head, version)
         else:
             self._begin_cold(head)
-        if is_limited:
+        if is_limited or self._router.is_leaving:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:

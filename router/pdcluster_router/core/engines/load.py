@@ -11,7 +11,7 @@ compile. It can always be chosen: with nothing to do it has the least, and an en
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 FAILED_HALF_LIFE_S: Final = 2.0
 """After so many seconds a failed request counts half. About as long as an ordinary answer would have taken."""
@@ -33,20 +33,40 @@ _BYTES_PER_TOKEN: Final = 4
 _FORGOTTEN_TOKENS: Final = 1.0
 
 
+class OthersLoad(Protocol):
+    """The load of one engine in the other processes of this router."""
+
+    def tell(self, num_tokens: int, /) -> None:
+        """This process has ``num_tokens`` there."""
+        ...
+
+    def others(self) -> int:
+        """Tokens that the others have there."""
+        ...
+
+
 class Load:
     """One engine's load, as far as this router knows. Owned by its engine."""
 
-    __slots__ = ("_failed_at", "_failed_tokens", "_slow_until", "outstanding_tokens", "placed_at")
+    __slots__ = ("_failed_at", "_failed_tokens", "_others", "_slow_until", "outstanding_tokens", "placed_at")
 
-    def __init__(self, outstanding_tokens: int = 0, placed_at: float = 0.0) -> None:
+    def __init__(self, outstanding_tokens: int = 0, placed_at: float = 0.0, others: OthersLoad | None = None) -> None:
+        """``others``: of the router's other processes; None: there are none."""
+        self._others = others
         self.outstanding_tokens = outstanding_tokens
-        """Tokens of requests that were placed there and have not ended."""
+        """Tokens of requests that this process has placed there and that have not ended."""
         self.placed_at = placed_at
         """When it got its last request, monotonic seconds. Not a count of requests: by a count, a new engine would get
         every request of a quiet pool until it had had as many as the others."""
         self._slow_until = 0.0
         self._failed_tokens = 0.0
         self._failed_at = 0.0
+
+    def add(self, num_tokens: int) -> None:
+        """Requests have ``num_tokens`` more there; below 0: fewer."""
+        self.outstanding_tokens += num_tokens
+        if self._others is not None:
+            self._others.tell(self.outstanding_tokens)
 
     def add_failed(self, num_tokens: int, *, now: float) -> None:
         """A request of ``num_tokens`` has failed there."""
@@ -64,9 +84,10 @@ class Load:
     def tokens(self, *, now: float) -> float:
         """The load that placement compares: what runs there and what has failed there lately, counted more in a slow
         start."""
+        running = self.outstanding_tokens if self._others is None else self.outstanding_tokens + self._others.others()
         if not (self._failed_tokens or self._slow_until):
-            return self.outstanding_tokens
-        return (self.outstanding_tokens + self._failed_left(now)) / self._part(now)
+            return running
+        return (running + self._failed_left(now)) / self._part(now)
 
     def _part(self, now: float) -> float:
         """The part of the others' load that this engine may have, in [``FIRST_PART``, 1]."""

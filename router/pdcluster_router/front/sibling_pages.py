@@ -1,0 +1,87 @@
+"""The internal port's pages of a router with one process or with several: then each is a sum over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from pdcluster_protocol.kept import KeptAnswer
+from pdcluster_protocol.pool_page import PoolPage
+from pdcluster_protocol.status_page import StatusPage
+from pdcluster_router.core.processes.page_sums import joined_answers, joined_pools, joined_status
+from pdcluster_router.front.engines_page import describe_pool
+from pdcluster_router.front.requests_page import answer_about
+from pdcluster_router.front.router import Router
+from pdcluster_router.front.status_page import NUM_RECENT, describe_status
+from pdcluster_router.processes.siblings import METRICS, Siblings
+
+_POOL: Final = "pool"
+_STATUS: Final = "status"
+_REQUESTS: Final = "requests"
+_MOST_BY_FATE: Final = {fate.value: num for fate, num in NUM_RECENT.items()}
+
+
+@asynccontextmanager
+async def beside_siblings(router: Router) -> AsyncIterator[None]:
+    """The router's processes answer each other until the context ends, if there are several."""
+    if router.seat is None:
+        yield
+        return
+    siblings = Siblings(router.seat.folder, router.seat.life, partial(_own_page, router))
+    await siblings.open()
+    router.siblings = siblings
+    try:
+        yield
+    finally:
+        router.siblings = None
+        await siblings.close()
+
+
+async def metrics(router: Router) -> bytes:
+    """The metrics in Prometheus' text format."""
+    if router.siblings is None:
+        return router.services.metrics.render()
+    return await router.siblings.metrics()
+
+
+async def pool(router: Router) -> PoolPage:
+    """Every engine, and the requests there."""
+    if router.siblings is None:
+        return describe_pool(router.services)
+    pages = await router.siblings.ask_all(_POOL)
+    return joined_pools([msgspec.json.decode(page, type=PoolPage) for page in pages])
+
+
+async def status(router: Router) -> bytes:
+    """The document of the status page, JSON."""
+    if router.siblings is None:
+        return describe_status(router.services)
+    pages = [msgspec.json.decode(page, type=StatusPage) for page in await router.siblings.ask_all(_STATUS)]
+    return msgspec.json.encode(joined_status(pages, _MOST_BY_FATE))
+
+
+async def requests_named(router: Router, name: str) -> bytes:
+    """What is remembered of the requests with this id, JSON."""
+    if router.siblings is None:
+        return answer_about(router, name)
+    answers = await router.siblings.ask_all(_REQUESTS, name)
+    return msgspec.json.encode(joined_answers([msgspec.json.decode(answer, type=KeptAnswer) for answer in answers]))
+
+
+def _own_page(router: Router, page: str, argument: str) -> bytes:
+    """The page of this process alone. Raises: ValueError: There is no such page."""
+    match page:
+        case _ if page == METRICS:
+            return router.services.metrics.render()
+        case _ if page == _POOL:
+            return msgspec.json.encode(describe_pool(router.services))
+        case _ if page == _STATUS:
+            return describe_status(router.services)
+        case _ if page == _REQUESTS:
+            return answer_about(router, argument)
+        case _:
+            raise ValueError(f"no page {page}")

@@ -1,0 +1,1 @@
+"""One router in several processes: the keeper that starts them, and what they share."""

@@ -1,0 +1,262 @@
+"""Starts the processes of a router, and keeps their number: ``--processes``.
+
+    SIGTERM, SIGINT    all drain, and end; a second one ends their waits
+    SIGHUP             each reads its files anew
+    SIGUSR2            each is replaced, one after another, and no connection is refused meanwhile
+
+The keeper holds the listening sockets of all places, so what a client has connected to survives a process that ends. It
+answers no request itself. ``core/processes/succession.py`` decides; this file carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from asyncio.subprocess import Process
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.processes.succession import (
+    SEATS_PER_PLACE,
+    Command,
+    Exit,
+    Kill,
+    Leave,
+    Start,
+    Stop,
+    Succession,
+)
+from pdcluster_router.processes.seat import SEAT_VARIABLE, TABLE_NAME, Seat
+from pdcluster_router.processes.shared_loads import SharedLoads, make_table
+from pdcluster_router.processes.siblings import add_up_ended
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The listening sockets of a router's places. The kernel deals new connections out among them."""
+
+    clients: Sequence[socket.socket]
+    internals: Sequence[socket.socket]
+    new_calls: Callable[[], socket.socket]
+    """Makes the listening socket at which engines call one process."""
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """The clients' port, and the internal one."""
+        return self.clients[0].getsockname()[1], self.internals[0].getsockname()[1]
+
+    def close(self) -> None:
+        for sock in (*self.clients, *self.internals):
+            sock.close()
+
+
+@dataclass(slots=True)
+class _Running:
+    """One process that has not ended."""
+
+    process: Process
+    life: int
+    ready: int
+    """Our end of the pipe on which it says that it answers."""
+    is_ready: bool = False
+    has_missed_reload: bool = False
+    """Whether it is to read its files anew once it is ready."""
+    end: asyncio.Task[None] | None = None
+    """Waits for its end."""
+
+
+class Keeper:
+    """Owns the processes, the places and the folder. One event loop; ``run`` may be called once."""
+
+    def __init__(
+        self, places: Places, command: Sequence[str], drain_s: Callable[[], float], *, reads_files: bool
+    ) -> None:
+        """``command``: starts a process of the router. ``drain_s``: how long running requests have after SIGTERM.
+        ``reads_files``: whether SIGHUP makes processes read files anew; otherwise it ends the router."""
+        self._places = places
+        self._command = command
+        self._drain_s = drain_s
+        self._reads_files = reads_files
+        self._succession = Succession(len(places.clients))
+        self._num_seats = SEATS_PER_PLACE * len(places.clients)
+        self._running: dict[int, _Running] = {}
+        self._num_lives = 0
+        self._status: int | None = None
+        self._events: list[Callable[[float], Sequence[Command]]] = []
+        """What has happened and was not told yet."""
+        self._changed = asyncio.Event()
+        self._life_line = os.pipe()
+        """Nobody writes to it: processes see its end when the keeper has ended, however."""
+        self._folder = Path(tempfile.mkdtemp(prefix="pdcluster-router-"))
+        make_table(self._folder / TABLE_NAME, self._num_seats)
+        self._loads = SharedLoads(self._folder / TABLE_NAME, self._num_seats, 0)
+
+    async def run(self) -> int:
+        """Serves until all processes have ended. Returns the router's exit status."""
+        loop = asyncio.get_running_loop()
+        handlers = {
+            signal.SIGTERM: self._stop,
+            signal.SIGINT: self._stop,
+            signal.SIGHUP: self._reload if self._reads_files else self._stop,
+            signal.SIGUSR2: self._renew,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            await self._carry_out(self._succession.begin(now=loop.time()))
+            while self._status is None:
+                await self._wait(loop.time())
+                await self._go_on(loop.time())
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+            await self._close()
+        return self._status
+
+    async def _wait(self, now: float) -> None:
+        """Until something has happened, or is due."""
+        due = self._succession.next_at()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if due is None else max(0.0, due - now)):
+                await self._changed.wait()
+        self._changed.clear()
+
+    async def _go_on(self, now: float) -> None:
+        events, self._events = self._events, []
+        for tell in events:
+            await self._carry_out(tell(now))
+        await self._carry_out(self._succession.tick(now=now))
+
+    def _happened(self, tell: Callable[[float], Sequence[Command]]) -> None:
+        """``tell``: tells the succession, with the time, and returns its commands."""
+        self._events.append(tell)
+        self._changed.set()
+
+    # Signals.
+
+    def _stop(self) -> None:
+        self._happened(lambda now: self._succession.stop(now=now, drain_s=self._drain_s()))
+
+    def _renew(self) -> None:
+        logger.info("processes are replaced")
+        self._happened(lambda now: self._succession.renew(now=now))
+
+    def _reload(self) -> None:
+        """Those that start read their files, but perhaps before they have changed: they are told when they are ready.
+        Before that the signal would end them."""
+        for seat, running in self._running.items():
+            if running.is_ready:
+                self._signal(seat, signal.SIGHUP)
+            running.has_missed_reload = not running.is_ready
+
+    # Commands.
+
+    async def _carry_out(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Start(place, seat):
+                    await self._start(place, seat)
+                case Leave(seat):
+                    self._signal(seat, signal.SIGUSR1)
+                case Stop(seat):
+                    self._signal(seat, signal.SIGTERM)
+                case Kill(seat):
+                    logger.warning("process is killed: it has not done in time what it was told seat=%d", seat)
+                    self._signal(seat, signal.SIGKILL)
+                case Exit(status):
+                    self._status = status
+
+    def _signal(self, seat: int, number: signal.Signals) -> None:
+        running = self._running.get(seat)
+        if running is not None and running.process.returncode is None:
+            running.process.send_signal(number)
+
+    async def _start(self, place: int, seat: int) -> None:
+        self._num_lives += 1
+        ready, its_ready = os.pipe()
+        try:
+            process = await self._spawn(place, seat, its_ready)
+        except (OSError, ConfigError) as error:  # No port, no memory, or no process more.
+            os.close(ready)
+            logger.error("process not started place=%d reason=%s", place, error)
+            self._happened(lambda now: self._succession.ended(seat, 1, now=now))
+            return
+        finally:
+            os.close(its_ready)
+        self._running[seat] = running = _Running(process, self._num_lives, ready)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ready, self._heard, seat, running)
+        running.end = loop.create_task(self._await_end(seat, running), name=f"keeper: life {running.life}")
+        logger.info("process started place=%d seat=%d pid=%d", place, seat, process.pid)
+
+    async def _spawn(self, place: int, seat: int, ready: int) -> Process:
+        with self._places.new_calls() as calls:
+            given = self._seat(place, seat, calls, ready)
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                env={**os.environ, SEAT_VARIABLE: given.told()},
+                pass_fds=given.files,
+                start_new_session=True,  # Ctrl-C is for the keeper, which tells them once.
+            )
+
+    def _seat(self, place: int, number: int, calls: socket.socket, ready: int) -> Seat:
+        port, internal_port = self._places.ports
+        return Seat(
+            number=number,
+            life=self._num_lives,
+            num_seats=self._num_seats,
+            folder=self._folder,
+            client_file=self._places.clients[place].fileno(),
+            internal_file=self._places.internals[place].fileno(),
+            calls_file=calls.fileno(),
+            port=port,
+            internal_port=internal_port,
+            calls_port=calls.getsockname()[1],
+            ready_file=ready,
+            keeper_file=self._life_line[0],
+        )
+
+    # What becomes of a process.
+
+    def _heard(self, seat: int, running: _Running) -> None:
+        """The process has said that it answers, or it has ended."""
+        asyncio.get_running_loop().remove_reader(running.ready)
+        if not os.read(running.ready, 1):
+            return
+        logger.info("process ready seat=%d", seat)
+        running.is_ready = True
+        if running.has_missed_reload:
+            self._signal(seat, signal.SIGHUP)
+        self._happened(lambda now: self._succession.ready(seat, now=now))
+
+    async def _await_end(self, seat: int, running: _Running) -> None:
+        status = await running.process.wait()
+        asyncio.get_running_loop().remove_reader(running.ready)
+        os.close(running.ready)
+        del self._running[seat]
+        self._loads.forget(seat)
+        (self._folder / f"{running.life}.sock").unlink(missing_ok=True)
+        add_up_ended(self._folder, {one.life for one in self._running.values()})
+        logger.log(logging.ERROR if status else logging.INFO, "process ended seat=%d status=%d", seat, status)
+        self._happened(lambda now: self._succession.ended(seat, abs(status), now=now))
+
+    async def _close(self) -> None:
+        """No process, no socket and no file is left."""
+        for running in list(self._running.values()):
+            running.process.kill()
+        await asyncio.gather(*(one.end for one in self._running.values() if one.end is not None))
+        self._places.close()
+        for end in self._life_line:
+            os.close(end)
+        self._loads.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

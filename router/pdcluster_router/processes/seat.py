@@ -1,0 +1,59 @@
+"""The place of one process among those of a router: what its keeper has given it.
+
+The keeper writes it into a variable of the process that it starts. Sockets and pipes are inherited by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+SEAT_VARIABLE: Final = "PDCLUSTER_ROUTER_SEAT"
+TABLE_NAME: Final = "loads"
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process was given. All sockets listen already."""
+
+    number: int
+    """Unique among the processes that have not ended."""
+    life: int
+    """Unique among all that the keeper has started."""
+    num_seats: int
+    folder: Path
+    """For the router's processes alone."""
+    client_file: int
+    """The client port's socket at this place. The keeper has it too, and the successor will."""
+    internal_file: int
+    """As ``client_file``, of the internal port that all processes have in common."""
+    calls_file: int
+    """The socket of this process alone, at which engines call it."""
+    port: int
+    internal_port: int
+    calls_port: int
+    ready_file: int
+    """A pipe: the process writes a byte when it answers."""
+    keeper_file: int
+    """A pipe that nobody writes to: it ends when the keeper does."""
+
+    @property
+    def files(self) -> tuple[int, ...]:
+        """All inherited ones."""
+        return (self.client_file, self.internal_file, self.calls_file, self.ready_file, self.keeper_file)
+
+    @property
+    def table(self) -> Path:
+        return self.folder / TABLE_NAME
+
+    def told(self) -> str:
+        """As the variable has it."""
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
+
+def seat_told(environ: Mapping[str, str]) -> Seat | None:
+    """The seat of this process; None: no keeper has started it."""
+    told = environ.get(SEAT_VARIABLE)
+    return msgspec.json.decode(told, type=Seat, dec_hook=lambda kind, value: kind(value)) if told else None

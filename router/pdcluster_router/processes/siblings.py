@@ -1,0 +1,162 @@
+"""Questions between the processes of one router: a Unix socket for each, in a folder of their own.
+
+    LIFE.sock   where the process with this life answers
+    LIFE.last   its metrics as they were read last, for when it has ended
+    ended.last  those of several that have ended: their lives, then the sum of their counts
+
+A question is a line of JSON, its answer is the length in eight bytes and then the bytes. A process that does not answer
+within ``ANSWER_S`` is left out of a page; its counts are taken as they were read last, so no counter falls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from pdcluster_router.core.processes.sums import counts_in, summed
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 2.0
+"""Seconds for the answer of one process: above any stall of its loop, and well below a scrape's time limit of 10 s."""
+MAX_ANSWER_BYTES: Final = 256 << 20
+MAX_LIVES_APART: Final = 16
+"""More processes that have ended are added up in one file."""
+_LENGTH_BYTES: Final = 8
+_MAX_QUESTION_BYTES: Final = 16 << 10
+METRICS: Final = "metrics"
+_ENDED: Final = "ended.last"
+
+Pages = Callable[[str, str], bytes]
+"""The answer of one process to a question: the page's name and its argument."""
+
+
+class Siblings:
+    """The other processes, and the socket at which this one answers them. Event loop only."""
+
+    def __init__(self, folder: Path, life: int, pages: Pages, answer_s: float = ANSWER_S) -> None:
+        self._answer_s = answer_s
+        self._folder = folder
+        self._life = life
+        self._pages = pages
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Answers from now on."""
+        self._server = await asyncio.start_unix_server(
+            self._answer, self._folder / f"{self._life}.sock", limit=_MAX_QUESTION_BYTES
+        )
+
+    async def close(self) -> None:
+        """Answers no more. What this process has counted stays readable."""
+        with suppress(OSError):  # The keeper was killed, and the folder is gone.
+            self._keep(self._life, self._pages(METRICS, ""))
+            (self._folder / f"{self._life}.sock").unlink(missing_ok=True)
+        if self._server is not None:
+            self._server.close()
+
+    async def ask_all(self, page: str, argument: str = "") -> list[bytes]:
+        """The answers of all processes that answer, this one's first."""
+        others = await asyncio.gather(*(self._ask(life, page, argument) for life in self._others()))
+        return [self._pages(page, argument), *(answer for answer in others if answer is not None)]
+
+    async def metrics(self) -> bytes:
+        """The metrics of all processes, and the counts of those that have ended."""
+        own, lives = self._pages(METRICS, ""), self._others()
+        answers = await asyncio.gather(*(self._ask(life, METRICS, "") for life in lives))
+        running = {life: answer for life, answer in zip(lives, answers, strict=True) if answer is not None}
+        with suppress(OSError):
+            for life, answer in {self._life: own, **running}.items():
+                self._keep(life, answer)
+        ended = kept_counts(self._folder, but_of={self._life, *running})
+        texts = [one.decode() for one in (own, *running.values())]
+        return (await asyncio.to_thread(summed, texts, ended)).encode()
+
+    def _others(self) -> list[int]:
+        lives = [int(path.stem) for path in self._folder.glob("*.sock")]
+        return sorted(life for life in lives if life != self._life)
+
+    async def _ask(self, life: int, page: str, argument: str) -> bytes | None:
+        """None: the process does not answer."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(self._answer_s):
+                reader, writer = await asyncio.open_unix_connection(self._folder / f"{life}.sock")
+                writer.write(msgspec.json.encode((page, argument)) + b"\n")
+                num_bytes = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
+                return await reader.readexactly(min(num_bytes, MAX_ANSWER_BYTES))
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            logger.warning("another process does not answer page=%s life=%d reason=%r", page, life, error)
+            return None
+        finally:
+            if writer is not None:
+                writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._answer_s):
+                page, argument = msgspec.json.decode(await reader.readline(), type=tuple[str, str])
+                answer = self._pages(page, argument)
+                writer.write(len(answer).to_bytes(_LENGTH_BYTES, "big") + answer)
+                await writer.drain()
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: of msgspec, or of a line that is too long.
+            logger.warning("another process was not answered reason=%r", error)
+        finally:
+            writer.close()
+
+    def _keep(self, life: int, metrics: bytes) -> None:
+        _write_whole(self._folder / f"{life}.last", metrics)
+
+
+def kept_counts(folder: Path, but_of: set[int]) -> list[str]:
+    """What processes that have ended counted, and those that do not answer. ``but_of``: the lives of those that do."""
+    lives, counts = _read_ended(folder)
+    apart = [path for path in folder.glob("*.last") if path.name != _ENDED]
+    left = [path for path in apart if int(path.stem) not in but_of | lives]
+    return [*counts, *(text for path in left if (text := _read(path)))]
+
+
+def add_up_ended(folder: Path, running: set[int]) -> None:
+    """Adds up the files of processes that have ended, if they are many: for the keeper, which is the only caller.
+
+    The new sum names its lives, and takes the old one's place at once: a reader counts no process twice.
+    """
+    lives, counts = _read_ended(folder)
+    apart = {int(path.stem): path for path in folder.glob("*.last") if path.name != _ENDED}
+    for life in lives & apart.keys():
+        apart.pop(life).unlink(missing_ok=True)
+    gone = sorted(apart.keys() - running)
+    if len(gone) <= MAX_LIVES_APART:
+        return
+    texts = [*counts, *(_read(apart[life]) for life in gone)]
+    told = msgspec.json.encode(sorted({*lives, *gone})) + b"\n" + counts_in(texts).encode()
+    _write_whole(folder / _ENDED, told)
+
+
+def _read_ended(folder: Path) -> tuple[set[int], Sequence[str]]:
+    told = _read(folder / _ENDED)
+    if not told:
+        return set(), ()
+    lives, _, text = told.partition("\n")
+    return set(msgspec.json.decode(lives, type=list[int])), (text,)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """No reader sees a part of it."""
+    new = path.with_name(f"{path.name}.{os.getpid()}")
+    new.write_bytes(content)
+    new.replace(path)

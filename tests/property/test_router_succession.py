@@ -1,0 +1,129 @@
+"""The processes of a router, over drawn histories: places are served again, seats are one process's, and it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pdcluster_router.core.processes.succession import (
+    END_GRACE_S,
+    SEATS_PER_PLACE,
+    START_LIMIT_S,
+    Command,
+    Exit,
+    Kill,
+    Leave,
+    Start,
+    Stop,
+    Succession,
+)
+
+
+class Processes(RuleBasedStateMachine):
+    """A keeper's world: each living process with its place, and what it was told."""
+
+    @initialize(num_places=st.integers(1, 4))
+    def begin(self, num_places: int) -> None:
+        self.now = 0.0
+        self.succession = Succession(num_places)
+        self.place_of: dict[int, int] = {}
+        self.ready: set[int] = set()
+        self.leaving: set[int] = set()
+        self.stopped: set[int] = set()
+        self.killed: set[int] = set()
+        self.status: int | None = None
+        self._carry_out(self.succession.begin(now=self.now))
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            assert self.status is None, "nothing comes after the end"
+            match command:
+                case Start(place, seat):
+                    assert seat not in self.place_of, "a seat belongs to one process"
+                    assert not self.succession.is_ending
+                    self.place_of[seat] = place
+                case Leave(seat):
+                    others = [one for one in self.ready if self.place_of[one] == self.place_of[seat] and one != seat]
+                    assert set(others) - self.leaving, "another process serves the place already"
+                    self.leaving.add(seat)
+                case Stop(seat):
+                    self.stopped.add(seat)
+                case Kill(seat):
+                    self.killed.add(seat)
+                case Exit(status):
+                    assert not self.place_of, "no process is left"
+                    self.status = status
+
+    @precondition(lambda self: self.status is None and set(self.place_of) - self.ready)
+    @rule(data=st.data())
+    def becomes_ready(self, data: st.DataObject) -> None:
+        seat = data.draw(st.sampled_from(sorted(set(self.place_of) - self.ready)))
+        self.ready.add(seat)
+        self._carry_out(self.succession.ready(seat, now=self.now))
+
+    @precondition(lambda self: self.status is None and self.place_of)
+    @rule(data=st.data(), status=st.integers(0, 2))
+    def ends(self, data: st.DataObject, status: int) -> None:
+        self._end(data.draw(st.sampled_from(sorted(self.place_of))), status)
+
+    def _end(self, seat: int, status: int) -> None:
+        del self.place_of[seat]
+        for some in (self.ready, self.leaving, self.stopped, self.killed):
+            some.discard(seat)
+        self._carry_out(self.succession.ended(seat, status, now=self.now))
+
+    @precondition(lambda self: self.status is None)
+    @rule()
+    def renews(self) -> None:
+        self._carry_out(self.succession.renew(now=self.now))
+
+    @precondition(lambda self: self.status is None)
+    @rule(drain_s=st.sampled_from([0.0, 30.0]))
+    def stops(self, drain_s: float) -> None:
+        self._carry_out(self.succession.stop(now=self.now, drain_s=drain_s))
+
+    @rule(seconds=st.sampled_from([0.0, 0.05, 1.0, 20.0, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        if self.status is None:
+            self._carry_out(self.succession.tick(now=self.now))
+
+    @invariant()
+    def each_place_is_served_or_will_be(self) -> None:
+        """While the router goes on, each place has a process that does not leave, or a time at which one starts."""
+        if self.status is not None or self.succession.is_ending:
+            return
+        staying = {place for seat, place in self.place_of.items() if seat not in self.leaving}
+        missing = set(range(self.succession.num_places)) - staying
+        due = self.succession.next_at()
+        assert not missing or due is not None
+
+    @invariant()
+    def seats_are_few(self) -> None:
+        assert len(self.place_of) <= SEATS_PER_PLACE * self.succession.num_places
+        assert sorted(self.succession.seats()) == sorted(self.place_of)
+
+    @invariant()
+    def all_are_told_to_stop(self) -> None:
+        if self.succession.is_ending:
+            assert self.status is not None or set(self.place_of) == self.stopped
+
+    def teardown(self) -> None:
+        """However it went, it can be ended: those that do nothing of what they are told are killed in time."""
+        if not hasattr(self, "succession"):
+            return
+        if self.status is None:
+            self._carry_out(self.succession.stop(now=self.now, drain_s=30.0))
+        while self.status is None:
+            due = self.succession.next_at()
+            assert due is not None
+            assert due <= self.now + 30.0 + END_GRACE_S + START_LIMIT_S
+            self.now = max(self.now, due)
+            self._carry_out(self.succession.tick(now=self.now))
+            for seat in sorted(self.killed):
+                self._end(seat, 9)
+
+
+TestProcesses = Processes.TestCase

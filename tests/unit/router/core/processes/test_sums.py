@@ -1,0 +1,95 @@
+"""The metrics of several processes, added up."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.processes.sums import counts_in, summed
+from pdcluster_router.core.telemetry.seconds import COARSE, Seconds
+from pdcluster_router.telemetry.failures import FailureKind
+from pdcluster_router.telemetry.metrics import EngineSample, Metrics, Outcome, Span
+
+
+def of_a_process(num_ok: int, seconds: float, *, is_up: bool = True, queued: int = 0) -> str:
+    metrics = Metrics()
+    for _ in range(num_ok):
+        metrics.ended(Outcome.OK)
+    metrics.failed(FailureKind.DRAINING)
+    metrics.took(Span.TOTAL, seconds)
+    metrics.ejected(Role.DECODE)
+    metrics.discovery_failed.inc()
+    metrics.watch_in_flight(lambda: 3)
+    metrics.watch_queue(lambda: queued, lambda: 0, lambda: 0)
+    answered = Seconds(COARSE)
+    answered.add(seconds)
+    metrics.watch_engines(
+        lambda: [EngineSample("decode", "http://a\u2028b:1", "r", "serving", is_up, not is_up, answered)]
+    )
+    metrics.watch_discovery(lambda: is_up)
+    return metrics.render().decode()
+
+
+def numbers(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = text_string_to_metric_families(text)
+    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
+
+
+def number(text: str, name: str, **labels: str) -> float:
+    return numbers(text)[name, tuple(sorted(labels.items()))]
+
+
+def test_the_metrics_of_one_process_stay_as_they_are() -> None:
+    text = of_a_process(2, 0.5)
+    assert numbers(summed([text])) == numbers(text)
+    kept = [line for line in summed([text]).split("\n") if line.startswith("#")]
+    assert kept == [line for line in text.split("\n") if line.startswith("#")]
+
+
+def test_amounts_are_added() -> None:
+    text = summed([of_a_process(2, 0.5, queued=1), of_a_process(3, 4.0, queued=4)])
+    assert number(text, "pdcluster_router_requests_total", outcome="ok") == 5
+    assert number(text, "pdcluster_router_in_flight") == 6
+    assert number(text, "pdcluster_router_queue_length") == 5
+    assert number(text, "pdcluster_router_phase_seconds_count", phase="total") == 2
+    assert number(text, "pdcluster_router_phase_seconds_sum", phase="total") == 4.5
+    assert number(text, "pdcluster_router_discovery_failures_total") == 2
+    assert number(text, "pdcluster_router_engine_ejections_total", role="decode") == 2
+
+
+def test_what_is_no_amount_is_not_added() -> None:
+    text = summed([of_a_process(1, 1.0), of_a_process(1, 1.0, is_up=False)])
+    engine = {"role": "decode", "engine": "http://a\u2028b:1"}
+    assert number(text, "pdcluster_router_engine_up", **engine) == 0
+    assert number(text, "pdcluster_router_engine_ejected", **engine) == 1
+    assert number(text, "pdcluster_router_engines", role="decode", revision="r", state="serving") == 1
+    assert number(text, "pdcluster_router_discovery_up") == 0
+
+
+def test_a_process_that_has_ended_counts_with_what_it_counted_alone() -> None:
+    text = summed([of_a_process(2, 0.5)], [of_a_process(40, 0.5, is_up=False, queued=7)])
+    assert number(text, "pdcluster_router_requests_total", outcome="ok") == 42
+    assert number(text, "pdcluster_router_phase_seconds_count", phase="total") == 2
+    assert number(text, "pdcluster_router_in_flight") == 3
+    assert number(text, "pdcluster_router_queue_length") == 0
+    assert number(text, "pdcluster_router_engine_up", role="decode", engine="http://a\u2028b:1") == 1
+
+
+def test_counts_may_be_added_up_in_steps() -> None:
+    texts = [of_a_process(num, 0.5 * num) for num in (1, 2, 3)]
+    at_once = summed([texts[0]], texts[1:])
+    in_steps = summed([texts[0]], [counts_in([counts_in([texts[1]]), texts[2]])])
+    assert numbers(in_steps) == numbers(at_once)
+
+
+def test_a_metric_that_only_one_process_has_is_kept() -> None:
+    other = Metrics()
+    other.first_bytes_of("m").add(1.0)
+    text = summed([of_a_process(1, 1.0), other.render().decode()])
+    assert number(text, "pdcluster_router_model_first_byte_seconds_count", model="m") == 1
+
+
+def test_of_when_a_count_began_the_first_one_counts() -> None:
+    texts = [of_a_process(1, 1.0) for _ in range(2)]
+    began = [number(text, "pdcluster_router_requests_created", outcome="ok") for text in texts]
+    assert number(summed(reversed(texts)), "pdcluster_router_requests_created", outcome="ok") == min(began)

@@ -1,0 +1,119 @@
+"""The loads that processes share, each with a map of its own of one file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen
+
+import pytest
+
+from patience import PATIENCE_S
+from pdcluster_protocol.labels import Role
+from pdcluster_router.core.engines.load import Load
+from pdcluster_router.processes.shared_loads import SharedLoad, SharedLoads, make_table
+
+NUM_SEATS = 3
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Iterator[list[SharedLoads]]:
+    make_table(tmp_path / "loads", NUM_SEATS)
+    made = [SharedLoads(tmp_path / "loads", NUM_SEATS, seat) for seat in range(NUM_SEATS)]
+    yield made
+    for table in made:
+        table.close()
+
+
+def entered(table: SharedLoads, key: str, role: Role = Role.DECODE) -> SharedLoad:
+    load = table.enter(role, key)
+    assert load is not None
+    return load
+
+
+def test_each_process_sees_what_the_others_have(tables: list[SharedLoads]) -> None:
+    loads = [entered(table, "a") for table in tables]
+    for load, num_tokens in zip(loads, (1, 20, 300), strict=True):
+        load.tell(num_tokens)
+    assert [load.others() for load in loads] == [320, 301, 21]
+    loads[1].tell(0)
+    assert [load.others() for load in loads] == [300, 301, 1]
+
+
+def test_another_engine_has_a_load_of_its_own(tables: list[SharedLoads]) -> None:
+    entered(tables[0], "a").tell(7)
+    assert entered(tables[1], "b").others() == 0
+
+
+def test_a_load_compares_what_all_processes_have(tables: list[SharedLoads]) -> None:
+    mine, other = Load(others=entered(tables[0], "a")), Load(others=entered(tables[1], "a"))
+    mine.add(100)
+    other.add(30)
+    other.add(-10)
+    assert (mine.tokens(now=0.0), other.tokens(now=0.0)) == (120, 120)
+    assert (mine.outstanding_tokens, other.outstanding_tokens) == (100, 20)
+
+
+def test_engines_have_the_same_numbers_whoever_meets_them_first(tables: list[SharedLoads]) -> None:
+    first = {key: entered(tables[0], key).number for key in ("a", "b", "c")}
+    assert {key: entered(tables[1], key).number for key in ("c", "a", "b")} == first == {"a": 0, "b": 1, "c": 2}
+    assert entered(tables[2], "p", Role.PREFILL).number == 0
+
+
+def test_an_engine_that_comes_again_is_a_new_one_once_no_process_has_it(tables: list[SharedLoads]) -> None:
+    mine, others = entered(tables[0], "a"), entered(tables[1], "a")
+    mine.leave()
+    assert entered(tables[0], "a").number == 0
+    for load in (mine, others):
+        load.leave()
+    assert entered(tables[2], "a").number == 1
+
+
+def test_a_full_table_shares_no_further_engine_until_one_leaves(tmp_path: Path) -> None:
+    make_table(tmp_path / "small", 1, max_engines=2)
+    table = SharedLoads(tmp_path / "small", 1, 0)
+    first = entered(table, "a")
+    first.tell(5)
+    entered(table, "b")
+    assert table.enter(Role.DECODE, "c") is None
+    first.leave()
+    again = entered(table, "c")
+    assert (again.number, again.others()) == (2, 0)
+    table.close()
+
+
+def test_what_a_process_had_that_was_killed_is_forgotten(tables: list[SharedLoads]) -> None:
+    mine, killed = entered(tables[0], "a"), entered(tables[1], "a")
+    entered(tables[1], "b")
+    killed.tell(500)
+    assert tables[2].forget(1)
+    assert mine.others() == 0
+    assert entered(tables[0], "b").number == 2, "no process had it any more"
+
+
+HOLDER = """
+import fcntl, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_process_that_was_stopped_with_the_lock_holds_nobody_up(tables: list[SharedLoads], tmp_path: Path) -> None:
+    entered(tables[0], "a").tell(7)
+    with Popen([sys.executable, "-c", HOLDER, tmp_path / "loads"], stdin=PIPE, stdout=PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == b"locked\n"
+        assert tables[1].enter(Role.DECODE, "a") is None
+        assert not tables[1].forget(0)
+        holder.stdin.close()
+    assert entered(tables[1], "a").others() == 0, "its tokens are forgotten all the same"
+
+
+def test_the_lock_is_given_back(tables: list[SharedLoads], tmp_path: Path) -> None:
+    entered(tables[0], "a")
+    with Popen([sys.executable, "-c", HOLDER, tmp_path / "loads"], stdin=DEVNULL, stdout=PIPE) as holder:
+        assert holder.communicate(timeout=PATIENCE_S)[0] == b"locked\n"

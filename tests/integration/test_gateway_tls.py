@@ -26,7 +26,7 @@ from integration.ports import fresh_port
 from integration.test_router_process import start_router
 from integration.tls_clients import der_of, trusting
 from patience import PATIENCE_S
-from pdcluster_router.front.server import warnings_of
+from pdcluster_router.front.start import warnings_of
 from pdcluster_router.settings import build_settings
 
 pytestmark = pytest.mark.anyio

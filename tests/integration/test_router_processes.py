@@ -39,8 +39,7 @@ async def processes(*flags: str, num_prefill: int = 1, num_decode: int = 1) -> A
     async with running_scene(f"--processes={NUM}", *flags, num_prefill=num_prefill, num_decode=num_decode) as scene:
         await until(lambda: all_are_ready(scene))
         pids = descendants(scene.pid)
-        folders = {_FOLDER.search(Path(f"/proc/{pid}/environ").read_text())[1] for pid in pids}
-        [folder] = map(Path, folders)
+        [folder] = {Path(_FOLDER.findall(Path(f"/proc/{pid}/environ").read_text())[0]) for pid in pids}
         yield scene
         pids |= descendants(scene.pid)
     async with asyncio.timeout(PATIENCE_S):

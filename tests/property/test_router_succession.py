@@ -11,12 +11,12 @@ from pdcluster_router.core.processes.succession import (
     END_GRACE_S,
     SEATS_PER_PLACE,
     START_LIMIT_S,
-    Command,
-    Exit,
-    Kill,
-    Leave,
-    Start,
-    Stop,
+    EndRouter,
+    KillProcess,
+    LetLeave,
+    ProcessCommand,
+    StartProcess,
+    StopProcess,
     Succession,
 )
 
@@ -36,23 +36,23 @@ class Processes(RuleBasedStateMachine):
         self.status: int | None = None
         self._carry_out(self.succession.begin(now=self.now))
 
-    def _carry_out(self, commands: Sequence[Command]) -> None:
+    def _carry_out(self, commands: Sequence[ProcessCommand]) -> None:
         for command in commands:
             assert self.status is None, "nothing comes after the end"
             match command:
-                case Start(place, seat):
+                case StartProcess(place, seat):
                     assert seat not in self.place_of, "a seat belongs to one process"
                     assert not self.succession.is_ending
                     self.place_of[seat] = place
-                case Leave(seat):
+                case LetLeave(seat):
                     others = [one for one in self.ready if self.place_of[one] == self.place_of[seat] and one != seat]
                     assert set(others) - self.leaving, "another process serves the place already"
                     self.leaving.add(seat)
-                case Stop(seat):
+                case StopProcess(seat):
                     self.stopped.add(seat)
-                case Kill(seat):
+                case KillProcess(seat):
                     self.killed.add(seat)
-                case Exit(status):
+                case EndRouter(status):
                     assert not self.place_of, "no process is left"
                     self.status = status
 

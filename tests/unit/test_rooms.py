@@ -20,8 +20,16 @@ def test_rooms_import_inwards_and_in_no_circle(found: dict[str, Plan], package: 
 
 
 def test_the_router_has_the_rooms_that_its_page_names(found: dict[str, Plan]) -> None:
-    rooms = {"front", "requests", "engines", "http", "telemetry", "files", "core"}
-    files = {"services", "settings", "picker_settings", "setting_forms", "span_settings", "__main__"}
+    rooms = {"front", "requests", "engines", "http", "telemetry", "files", "processes", "core"}
+    files = {
+        "services",
+        "settings",
+        "picker_settings",
+        "process_settings",
+        "setting_forms",
+        "span_settings",
+        "__main__",
+    }
     assert found["pdcluster_router"].rooms == rooms | files
 
 

@@ -51,12 +51,12 @@ from pdcluster_router.front.pages import LoggedPages, page_of, tell_error
 from pdcluster_router.front.pass_on import QUESTIONS, VERSION, pass_on
 from pdcluster_router.front.picker.start import running_picker
 from pdcluster_router.front.requests_page import QUERY
-from pdcluster_router.front.router import Router, internal_ports
+from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.front.sibling_pages import beside_siblings, metrics, pool, requests_named, status
 from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEADERS
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
-from pdcluster_router.processes.seat import Seat
+from pdcluster_router.processes.seat import Seat, internal_ports
 from pdcluster_router.services import Services
 from pdcluster_router.settings import Settings
 from pdcluster_router.telemetry.metrics import CONTENT_TYPE
@@ -90,7 +90,7 @@ class TwoPorts:
 def build_app(settings: Settings, secret: Secret, seat: Seat | None = None) -> TwoPorts:
     """The application of both ports, which are bound already. Its lifespan makes the router, also for the protocol."""
     lifespan = _lifespan(settings, secret, seat)
-    return TwoPorts(_client_app(lifespan), _internal_app(), internal_ports(settings, seat))
+    return TwoPorts(_client_app(lifespan), _internal_app(), internal_ports(settings.internal_port, seat))
 
 
 def _client_app(lifespan: Lifespan) -> FastAPI:
@@ -243,7 +243,7 @@ def _lifespan(settings: Settings, secret: Secret, seat: Seat | None) -> Lifespan
                 asyncio.TaskGroup() as tasks,
                 _watching(tasks, router),
                 running_picker(router),
-                beside_siblings(router),
+                beside_siblings(router, seat),
             ):
                 yield {ROUTER_STATE: router}
         finally:

@@ -53,7 +53,7 @@ from pdcluster_router.http.keep_alives import KeepAlives
 from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.logged_cycle import LoggedCycle
 from pdcluster_router.http.turns import FREE_BYTES, Rows
-from pdcluster_router.processes.seat import Seat
+from pdcluster_router.processes.seat import Seat, internal_ports
 from pdcluster_router.processes.siblings import Siblings
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.fan_out import fan_out
@@ -105,11 +105,9 @@ class Router:
 
     def __init__(self, settings: Settings, secret: Secret, seat: Seat | None = None) -> None:
         self.settings = settings
-        self.seat = seat
-        """None: this router has one process."""
         self.siblings: Siblings | None = None
         """The other processes, while they answer. None: there are none."""
-        self._internal_ports = internal_ports(settings, seat)
+        self._internal_ports = internal_ports(settings.internal_port, seat)
         self.services = Services(settings, secret, seat)
         self.access = Access(settings)
         self.gate = Gate(self.services, self._start, self.access.flow_of)
@@ -380,11 +378,6 @@ class Router:
         if isinstance(admitted, str):
             return admitted
         raise RefusedRequest(admitted)
-
-
-def internal_ports(settings: Settings, seat: Seat | None) -> frozenset[int | None]:
-    """The ports for engines, the operator and monitoring: one, or for a process with a seat two."""
-    return frozenset((settings.internal_port, seat.internal_port if seat is not None else settings.internal_port))
 
 
 def _addresses_in(settings: Settings) -> ClientAddresses:

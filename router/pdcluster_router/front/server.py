@@ -116,7 +116,7 @@ class RouterServer(uvicorn.Server):
         os.write(seat.ready_file, b"r")
 
     def _lose_keeper(self, seat: Seat) -> None:
-        """The keeper was killed: nobody else ends this process, and removes what they shared."""
+        """The keeper was killed: this process has to end by itself, and to remove the folder that all shared."""
         asyncio.get_running_loop().remove_reader(seat.keeper_file)
         shutil.rmtree(seat.folder, ignore_errors=True)
         self.should_exit = True

@@ -17,6 +17,7 @@ from pdcluster_router.front.engines_page import describe_pool
 from pdcluster_router.front.requests_page import answer_about
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.status_page import NUM_RECENT, describe_status
+from pdcluster_router.processes.seat import Seat
 from pdcluster_router.processes.siblings import METRICS, Siblings
 
 _POOL: Final = "pool"
@@ -26,12 +27,12 @@ _MOST_BY_FATE: Final = {fate.value: num for fate, num in NUM_RECENT.items()}
 
 
 @asynccontextmanager
-async def beside_siblings(router: Router) -> AsyncIterator[None]:
+async def beside_siblings(router: Router, seat: Seat | None) -> AsyncIterator[None]:
     """The router's processes answer each other until the context ends, if there are several."""
-    if router.seat is None:
+    if seat is None:
         yield
         return
-    siblings = Siblings(router.seat.folder, router.seat.life, partial(_own_page, router))
+    siblings = Siblings(seat.folder, seat.life, partial(_own_page, router))
     await siblings.open()
     router.siblings = siblings
     try:
@@ -65,7 +66,7 @@ async def status(router: Router) -> bytes:
 
 
 async def requests_named(router: Router, name: str) -> bytes:
-    """What is remembered of the requests with this id, JSON."""
+    """The requests with this id that are remembered, JSON."""
     if router.siblings is None:
         return answer_about(router, name)
     answers = await router.siblings.ask_all(_REQUESTS, name)

@@ -4,7 +4,7 @@
     SIGHUP             each reads its files anew
     SIGUSR2            each is replaced, one after another, and no connection is refused meanwhile
 
-The keeper holds the listening sockets of all places, so what a client has connected to survives a process that ends. It
+The keeper holds the listening sockets of all places, so connections that wait there survive a process that ends. It
 answers no request itself. ``core/processes/succession.py`` decides; this file carries it out.
 """
 
@@ -26,12 +26,12 @@ from pathlib import Path
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.processes.succession import (
     SEATS_PER_PLACE,
-    Command,
-    Exit,
-    Kill,
-    Leave,
-    Start,
-    Stop,
+    EndRouter,
+    KillProcess,
+    LetLeave,
+    ProcessCommand,
+    StartProcess,
+    StopProcess,
     Succession,
 )
 from pdcluster_router.processes.seat import SEAT_VARIABLE, TABLE_NAME, Seat
@@ -61,7 +61,7 @@ class Places:
 
 
 @dataclass(slots=True)
-class _Running:
+class _Kept:
     """One process that has not ended."""
 
     process: Process
@@ -89,14 +89,14 @@ class Keeper:
         self._reads_files = reads_files
         self._succession = Succession(len(places.clients))
         self._num_seats = SEATS_PER_PLACE * len(places.clients)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _Kept] = {}
         self._num_lives = 0
         self._status: int | None = None
-        self._events: list[Callable[[float], Sequence[Command]]] = []
-        """What has happened and was not told yet."""
+        self._events: list[Callable[[float], Sequence[ProcessCommand]]] = []
+        """All that has happened and was not told yet."""
         self._changed = asyncio.Event()
         self._life_line = os.pipe()
-        """Nobody writes to it: processes see its end when the keeper has ended, however."""
+        """A pipe to which we write nothing: processes see its end when this one has ended, however."""
         self._folder = Path(tempfile.mkdtemp(prefix="pdcluster-router-"))
         make_table(self._folder / TABLE_NAME, self._num_seats)
         self._loads = SharedLoads(self._folder / TABLE_NAME, self._num_seats, 0)
@@ -137,7 +137,7 @@ class Keeper:
             await self._carry_out(tell(now))
         await self._carry_out(self._succession.tick(now=now))
 
-    def _happened(self, tell: Callable[[float], Sequence[Command]]) -> None:
+    def _happened(self, tell: Callable[[float], Sequence[ProcessCommand]]) -> None:
         """``tell``: tells the succession, with the time, and returns its commands."""
         self._events.append(tell)
         self._changed.set()
@@ -161,19 +161,19 @@ class Keeper:
 
     # Commands.
 
-    async def _carry_out(self, commands: Sequence[Command]) -> None:
+    async def _carry_out(self, commands: Sequence[ProcessCommand]) -> None:
         for command in commands:
             match command:
-                case Start(place, seat):
+                case StartProcess(place, seat):
                     await self._start(place, seat)
-                case Leave(seat):
+                case LetLeave(seat):
                     self._signal(seat, signal.SIGUSR1)
-                case Stop(seat):
+                case StopProcess(seat):
                     self._signal(seat, signal.SIGTERM)
-                case Kill(seat):
+                case KillProcess(seat):
                     logger.warning("process is killed: it has not done in time what it was told seat=%d", seat)
                     self._signal(seat, signal.SIGKILL)
-                case Exit(status):
+                case EndRouter(status):
                     self._status = status
 
     def _signal(self, seat: int, number: signal.Signals) -> None:
@@ -193,7 +193,7 @@ class Keeper:
             return
         finally:
             os.close(its_ready)
-        self._running[seat] = running = _Running(process, self._num_lives, ready)
+        self._running[seat] = running = _Kept(process, self._num_lives, ready)
         loop = asyncio.get_running_loop()
         loop.add_reader(ready, self._heard, seat, running)
         running.end = loop.create_task(self._await_end(seat, running), name=f"keeper: life {running.life}")
@@ -228,7 +228,7 @@ class Keeper:
 
     # What becomes of a process.
 
-    def _heard(self, seat: int, running: _Running) -> None:
+    def _heard(self, seat: int, running: _Kept) -> None:
         """The process has said that it answers, or it has ended."""
         asyncio.get_running_loop().remove_reader(running.ready)
         if not os.read(running.ready, 1):
@@ -239,7 +239,7 @@ class Keeper:
             self._signal(seat, signal.SIGHUP)
         self._happened(lambda now: self._succession.ready(seat, now=now))
 
-    async def _await_end(self, seat: int, running: _Running) -> None:
+    async def _await_end(self, seat: int, running: _Kept) -> None:
         status = await running.process.wait()
         asyncio.get_running_loop().remove_reader(running.ready)
         os.close(running.ready)

@@ -1,4 +1,4 @@
-"""The place of one process among those of a router: what its keeper has given it.
+"""The seat of one process among those of a router: its number, its sockets, and the folder that all share.
 
 The keeper writes it into a variable of the process that it starts. Sockets and pipes are inherited by number.
 """
@@ -16,7 +16,7 @@ TABLE_NAME: Final = "loads"
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process was given. All sockets listen already."""
+    """The things that one process was given. All sockets listen already."""
 
     number: int
     """Unique among the processes that have not ended."""
@@ -37,7 +37,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     ready_file: int
     """A pipe: the process writes a byte when it answers."""
     keeper_file: int
-    """A pipe that nobody writes to: it ends when the keeper does."""
+    """A pipe that ends when the keeper does. No byte comes."""
 
     @property
     def files(self) -> tuple[int, ...]:
@@ -57,3 +57,8 @@ def seat_told(environ: Mapping[str, str]) -> Seat | None:
     """The seat of this process; None: no keeper has started it."""
     told = environ.get(SEAT_VARIABLE)
     return msgspec.json.decode(told, type=Seat, dec_hook=lambda kind, value: kind(value)) if told else None
+
+
+def internal_ports(own: int | None, seat: Seat | None) -> frozenset[int | None]:
+    """The ports for engines, the operator and monitoring: ``own`` alone, or also the one that all processes share."""
+    return frozenset((own,) if seat is None else (own, seat.internal_port))

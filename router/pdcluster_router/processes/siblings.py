@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -34,18 +34,18 @@ _MAX_QUESTION_BYTES: Final = 16 << 10
 METRICS: Final = "metrics"
 _ENDED: Final = "ended.last"
 
-Pages = Callable[[str, str], bytes]
+OwnPage: TypeAlias = Callable[[str, str], bytes]
 """The answer of one process to a question: the page's name and its argument."""
 
 
 class Siblings:
     """The other processes, and the socket at which this one answers them. Event loop only."""
 
-    def __init__(self, folder: Path, life: int, pages: Pages, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, folder: Path, life: int, own_page: OwnPage, answer_s: float = ANSWER_S) -> None:
         self._answer_s = answer_s
         self._folder = folder
         self._life = life
-        self._pages = pages
+        self._own_page = own_page
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -57,7 +57,7 @@ class Siblings:
     async def close(self) -> None:
         """Answers no more. What this process has counted stays readable."""
         with suppress(OSError):  # The keeper was killed, and the folder is gone.
-            self._keep(self._life, self._pages(METRICS, ""))
+            self._keep(self._life, self._own_page(METRICS, ""))
             (self._folder / f"{self._life}.sock").unlink(missing_ok=True)
         if self._server is not None:
             self._server.close()
@@ -65,11 +65,11 @@ class Siblings:
     async def ask_all(self, page: str, argument: str = "") -> list[bytes]:
         """The answers of all processes that answer, this one's first."""
         others = await asyncio.gather(*(self._ask(life, page, argument) for life in self._others()))
-        return [self._pages(page, argument), *(answer for answer in others if answer is not None)]
+        return [self._own_page(page, argument), *(answer for answer in others if answer is not None)]
 
     async def metrics(self) -> bytes:
         """The metrics of all processes, and the counts of those that have ended."""
-        own, lives = self._pages(METRICS, ""), self._others()
+        own, lives = self._own_page(METRICS, ""), self._others()
         answers = await asyncio.gather(*(self._ask(life, METRICS, "") for life in lives))
         running = {life: answer for life, answer in zip(lives, answers, strict=True) if answer is not None}
         with suppress(OSError):
@@ -103,7 +103,7 @@ class Siblings:
         try:
             async with asyncio.timeout(self._answer_s):
                 page, argument = msgspec.json.decode(await reader.readline(), type=tuple[str, str])
-                answer = self._pages(page, argument)
+                answer = self._own_page(page, argument)
                 writer.write(len(answer).to_bytes(_LENGTH_BYTES, "big") + answer)
                 await writer.drain()
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: of msgspec, or of a line that is too long.
@@ -116,7 +116,7 @@ class Siblings:
 
 
 def kept_counts(folder: Path, but_of: set[int]) -> list[str]:
-    """What processes that have ended counted, and those that do not answer. ``but_of``: the lives of those that do."""
+    """The counts of processes that have ended, or do not answer. ``but_of``: the lives of those that answer."""
     lives, counts = _read_ended(folder)
     apart = [path for path in folder.glob("*.last") if path.name != _ENDED]
     left = [path for path in apart if int(path.stem) not in but_of | lives]

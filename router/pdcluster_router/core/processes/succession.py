@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 MAX_FAILURES: Final = 5
 """So many ends in a row at one place, each soon after its start, and the router ends: an orchestrator sees that it
-fails, and clients' connections are not left waiting at a place that nobody serves."""
+fails, and clients' connections are not left waiting at a place without a process."""
 STEADY_S: Final = 10.0
 """Seconds of service after which an end counts as the first one again."""
 FIRST_WAIT_S: Final = 0.1
@@ -32,7 +32,7 @@ END_GRACE_S: Final = 10.0
 """Seconds that a process gets to end after its requests have had their time."""
 
 
-class Phase(Enum):
+class LifePhase(Enum):
     """The phase of a process's life."""
 
     STARTING = auto()
@@ -41,7 +41,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartProcess:
     """Start a process for ``place`` with ``seat``."""
 
     place: int
@@ -49,41 +49,41 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LetLeave:
     """The process with ``seat`` shall take no new connections, and end when it has none left."""
 
     seat: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopProcess:
     """The process with ``seat`` shall drain now, or stop waiting if it drains already."""
 
     seat: int
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillProcess:
     """The process with ``seat`` has not done in time what it was told."""
 
     seat: int
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class EndRouter:
     """All processes have ended; the router ends with ``status``."""
 
     status: int
 
 
-Command: TypeAlias = Start | Leave | Stop | Kill | Exit
+ProcessCommand: TypeAlias = StartProcess | LetLeave | StopProcess | KillProcess | EndRouter
 
 
 @dataclass(slots=True)
 class _Process:
     place: int
     seat: int
-    phase: Phase
+    phase: LifePhase
     since: float
     """When it was started, or became ready."""
     replaces: int | None = None
@@ -92,7 +92,7 @@ class _Process:
 
 
 @dataclass(slots=True)
-class _Place:
+class _PlaceState:
     number: int
     num_failures: int = 0
     start_at: float | None = None
@@ -104,7 +104,7 @@ class Succession:
     """The processes of one router. One owner, who carries out all commands."""
 
     num_places: int
-    _places: list[_Place] = field(init=False)
+    _places: list[_PlaceState] = field(init=False)
     _by_seat: dict[int, _Process] = field(init=False, default_factory=dict)
     _to_renew: list[int] = field(init=False, default_factory=list)
     """Places whose process is to be replaced, in this order."""
@@ -114,7 +114,7 @@ class Succession:
     _has_begun: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self._places = [_Place(number) for number in range(self.num_places)]
+        self._places = [_PlaceState(number) for number in range(self.num_places)]
 
     @property
     def is_ending(self) -> bool:
@@ -129,29 +129,29 @@ class Succession:
         """The seats of all processes that have not ended."""
         return list(self._by_seat)
 
-    def begin(self, *, now: float) -> list[Command]:
+    def begin(self, *, now: float) -> list[ProcessCommand]:
         """The first commands."""
         return [self._start(place.number, now=now) for place in self._places]
 
-    def ready(self, seat: int, *, now: float) -> list[Command]:
+    def ready(self, seat: int, *, now: float) -> list[ProcessCommand]:
         """The process answers. Told once for each, and not after its end."""
         process = self._by_seat[seat]
-        if self.is_ending or process.phase is not Phase.STARTING:
+        if self.is_ending or process.phase is not LifePhase.STARTING:
             return []
-        process.phase, process.since = Phase.SERVING, now
-        commands: list[Command] = []
+        process.phase, process.since = LifePhase.SERVING, now
+        commands: list[ProcessCommand] = []
         if process.replaces in self._by_seat:
-            self._by_seat[process.replaces].phase = Phase.LEAVING
-            commands.append(Leave(process.replaces))
+            self._by_seat[process.replaces].phase = LifePhase.LEAVING
+            commands.append(LetLeave(process.replaces))
         self._has_begun = self._has_begun or all(self._serving_at(one.number) for one in self._places)
         return [*commands, *self._renew_next(now=now)]
 
-    def ended(self, seat: int, status: int, *, now: float) -> list[Command]:
+    def ended(self, seat: int, status: int, *, now: float) -> list[ProcessCommand]:
         """The process has ended by itself, or as it was told. ``status``: its exit status."""
         process = self._by_seat.pop(seat)
         if self.is_ending:
             return self._exit_when_empty()
-        if process.phase is Phase.LEAVING:
+        if process.phase is LifePhase.LEAVING:
             return self._renew_next(now=now)
         if process.replaces in self._by_seat:  # The predecessor goes on; no other place is tried.
             self._to_renew.clear()
@@ -160,21 +160,21 @@ class Succession:
             return self._end(status or 1, now=now, within_s=0.0)
         return self._failed(process, now=now)
 
-    def renew(self, *, now: float) -> list[Command]:
+    def renew(self, *, now: float) -> list[ProcessCommand]:
         """Each process is replaced, one after another. Nothing happens while that is under way."""
         if self.is_ending or not self._has_begun or self._to_renew or self._successor() is not None:
             return []
         self._to_renew = list(range(self.num_places))
         return self._renew_next(now=now)
 
-    def stop(self, *, now: float, drain_s: float) -> list[Command]:
+    def stop(self, *, now: float, drain_s: float) -> list[ProcessCommand]:
         """All processes drain, for ``drain_s`` seconds at most. A second time: none waits any longer."""
         if not self.is_ending:
             return self._end(0, now=now, within_s=drain_s)
         self._kill_at = min(self._kill_at or now, now) + END_GRACE_S
-        return [Stop(seat) for seat in self._by_seat]
+        return [StopProcess(seat) for seat in self._by_seat]
 
-    def tick(self, *, now: float) -> list[Command]:
+    def tick(self, *, now: float) -> list[ProcessCommand]:
         """Commands whose time has come."""
         if self._kill_at is not None:
             return self._kill_all() if now >= self._kill_at else []
@@ -182,26 +182,26 @@ class Succession:
         for process in late:
             process.is_killed = True
         due = [place for place in self._places if place.start_at is not None and now >= place.start_at]
-        return [*(Kill(one.seat) for one in late), *(self._start(place.number, now=now) for place in due)]
+        return [*(KillProcess(one.seat) for one in late), *(self._start(place.number, now=now) for place in due)]
 
     def next_at(self) -> float | None:
         """When ``tick`` is to be called, as ``now``; None: nothing is waited for."""
         if self._kill_at is not None:
             return self._kill_at
         starts = [place.start_at for place in self._places if place.start_at is not None]
-        starting = [one for one in self._by_seat.values() if one.phase is Phase.STARTING and not one.is_killed]
+        starting = [one for one in self._by_seat.values() if one.phase is LifePhase.STARTING and not one.is_killed]
         return min([*starts, *(one.since + START_LIMIT_S for one in starting)], default=None)
 
-    def _start(self, place: int, *, now: float, replaces: int | None = None) -> Start:
+    def _start(self, place: int, *, now: float, replaces: int | None = None) -> StartProcess:
         self._places[place].start_at = None
         seat = self._free_seat()
-        self._by_seat[seat] = _Process(place, seat, Phase.STARTING, now, replaces)
-        return Start(place, seat)
+        self._by_seat[seat] = _Process(place, seat, LifePhase.STARTING, now, replaces)
+        return StartProcess(place, seat)
 
     def _free_seat(self) -> int:
         return next(seat for seat in range(self.num_places * SEATS_PER_PLACE) if seat not in self._by_seat)
 
-    def _renew_next(self, *, now: float) -> list[Command]:
+    def _renew_next(self, *, now: float) -> list[ProcessCommand]:
         """Starts the next successor, if none starts already and a seat is free for it and for each crash."""
         if self._successor() is not None:
             return []
@@ -217,39 +217,39 @@ class Succession:
 
     def _successor(self) -> _Process | None:
         """The process that starts beside its predecessor."""
-        starting = (one for one in self._by_seat.values() if one.phase is Phase.STARTING)
+        starting = (one for one in self._by_seat.values() if one.phase is LifePhase.STARTING)
         return next((one for one in starting if one.replaces is not None), None)
 
     def _serving_at(self, place: int) -> _Process | None:
         here = (one for one in self._by_seat.values() if one.place == place)
-        return next((one for one in here if one.phase is Phase.SERVING), None)
+        return next((one for one in here if one.phase is LifePhase.SERVING), None)
 
-    def _failed(self, process: _Process, *, now: float) -> list[Command]:
+    def _failed(self, process: _Process, *, now: float) -> list[ProcessCommand]:
         place = self._places[process.place]
         successor = self._successor()
         if successor is not None and successor.replaces == process.seat:
             successor.replaces = None  # It becomes the only one there.
             return self._renew_next(now=now)
-        was_steady = process.phase is Phase.SERVING and now - process.since >= STEADY_S
+        was_steady = process.phase is LifePhase.SERVING and now - process.since >= STEADY_S
         place.num_failures = 1 if was_steady else place.num_failures + 1
         if place.num_failures >= MAX_FAILURES:
             return self._end(1, now=now, within_s=0.0)
         place.start_at = now + FIRST_WAIT_S * 2 ** (place.num_failures - 1)
         return []
 
-    def _end(self, status: int, *, now: float, within_s: float) -> list[Command]:
+    def _end(self, status: int, *, now: float, within_s: float) -> list[ProcessCommand]:
         self._status = status
         self._kill_at = now + within_s + END_GRACE_S
-        return [*(Stop(seat) for seat in self._by_seat), *self._exit_when_empty()]
+        return [*(StopProcess(seat) for seat in self._by_seat), *self._exit_when_empty()]
 
-    def _exit_when_empty(self) -> list[Command]:
+    def _exit_when_empty(self) -> list[ProcessCommand]:
         assert self._status is not None
-        return [] if self._by_seat else [Exit(self._status)]
+        return [] if self._by_seat else [EndRouter(self._status)]
 
-    def _kill_all(self) -> list[Command]:
+    def _kill_all(self) -> list[ProcessCommand]:
         self._kill_at = None if not self._by_seat else (self._kill_at or 0.0) + END_GRACE_S
-        return [Kill(seat) for seat in self._by_seat]
+        return [KillProcess(seat) for seat in self._by_seat]
 
     def _is_late(self, process: _Process, now: float) -> bool:
-        is_due = process.phase is Phase.STARTING and now >= process.since + START_LIMIT_S
+        is_due = process.phase is LifePhase.STARTING and now >= process.since + START_LIMIT_S
         return is_due and not process.is_killed

@@ -45,7 +45,7 @@ def summed(running: Iterable[str], ended: Iterable[str] = ()) -> str:
 
 
 def counts_in(texts: Iterable[str]) -> str:
-    """What ``texts`` count, as one text of a process that has ended."""
+    """The counts in ``texts``, as one text of a process that has ended."""
     return summed((), texts)
 
 

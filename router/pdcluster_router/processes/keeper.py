@@ -61,7 +61,7 @@ class Places:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _OneProcess:
     """One process that has not ended."""
 
     process: Process
@@ -89,7 +89,7 @@ class Keeper:
         self._reads_files = reads_files
         self._succession = Succession(len(places.clients))
         self._num_seats = SEATS_PER_PLACE * len(places.clients)
-        self._running: dict[int, _Kept] = {}
+        self._running: dict[int, _OneProcess] = {}
         self._num_lives = 0
         self._status: int | None = None
         self._events: list[Callable[[float], Sequence[ProcessCommand]]] = []
@@ -193,7 +193,7 @@ class Keeper:
             return
         finally:
             os.close(its_ready)
-        self._running[seat] = running = _Kept(process, self._num_lives, ready)
+        self._running[seat] = running = _OneProcess(process, self._num_lives, ready)
         loop = asyncio.get_running_loop()
         loop.add_reader(ready, self._heard, seat, running)
         running.end = loop.create_task(self._await_end(seat, running), name=f"keeper: life {running.life}")
@@ -228,7 +228,7 @@ class Keeper:
 
     # What becomes of a process.
 
-    def _heard(self, seat: int, running: _Kept) -> None:
+    def _heard(self, seat: int, running: _OneProcess) -> None:
         """The process has said that it answers, or it has ended."""
         asyncio.get_running_loop().remove_reader(running.ready)
         if not os.read(running.ready, 1):
@@ -239,7 +239,7 @@ class Keeper:
             self._signal(seat, signal.SIGHUP)
         self._happened(lambda now: self._succession.ready(seat, now=now))
 
-    async def _await_end(self, seat: int, running: _Kept) -> None:
+    async def _await_end(self, seat: int, running: _OneProcess) -> None:
         status = await running.process.wait()
         asyncio.get_running_loop().remove_reader(running.ready)
         os.close(running.ready)

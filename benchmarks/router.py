@@ -5,7 +5,8 @@
 Fake engines run in one process, the router in another, the load comes from this one. All three share the
 machine's cores, so read the ratios, not the numbers. Three ways: *straight* (client to decode, no hand-over),
 *local* (through the router, decode prefills: one hop), *pair* (through the router with reservation and prefill).
-With ``--tls CERT KEY`` *local* and *pair* also go through another router, which speaks TLS on kept connections.
+With ``--tls CERT KEY`` *local* and *pair* also go through another router, which speaks TLS on kept connections. With
+``--also NAME FLAGS`` they also go through a router with these flags, for instance ``--also x2 "--processes 2"``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ ANSWER = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER_BODY) + ANSWER_BODY
 )
 
+_START_S = 8.0
+"""Seconds until all processes of a router answer."""
+
 Parser = httptools.HttpRequestParser | httptools.HttpResponseParser
 
 
@@ -69,15 +73,17 @@ class FakeEngines:
     """Engines without a model that keep the decode-first contract: decode reserves, and answers after the outcome."""
 
     def __init__(self) -> None:
-        self._idle: list[Peer] = []
+        self._idle: dict[str, list[Peer]] = {}
+        """Connections to each process of a router, by its address."""
+        self._address_of: dict[Peer, str] = {}
         self._waiting: dict[Peer, Peer] = {}
 
     def serve(self, peer: Peer, body: bytes) -> None:
         params = json.loads(body).get("kv_transfer_params") if body else None
         if params is None or params["do_remote_decode"]:
             self.answer(peer)
-        elif self._idle:
-            self._reserve(self._idle.pop(), peer, params)
+        elif idle := self._idle.get(_address_in(params)):
+            self._reserve(idle.pop(), peer, params)
         else:
             task = asyncio.ensure_future(self._connect(peer, params))
             task.add_done_callback(lambda done: done.result())
@@ -87,11 +93,13 @@ class FakeEngines:
         peer.transport.write(ANSWER)
 
     async def _connect(self, peer: Peer, params: dict[str, object]) -> None:
-        host, _, port = str(params["metaserver"]).split("/")[2].partition(":")
+        address = _address_in(params)
+        host, _, port = address.partition(":")
         loop = asyncio.get_running_loop()
         _, caller = await loop.create_connection(
             lambda: Peer(httptools.HttpResponseParser, self._outcome), host, int(port)
         )
+        self._address_of[caller] = address
         self._reserve(caller, peer, params)
 
     def _reserve(self, caller: Peer, peer: Peer, params: dict[str, object]) -> None:
@@ -101,8 +109,12 @@ class FakeEngines:
 
     def _outcome(self, caller: Peer, body: bytes) -> None:
         assert b'"ok"' in body, body
-        self._idle.append(caller)
+        self._idle.setdefault(self._address_of[caller], []).append(caller)
         self.answer(self._waiting.pop(caller))
+
+
+def _address_in(params: dict[str, object]) -> str:
+    return str(params["metaserver"]).split("/")[2]
 
 
 def _reservation(params: dict[str, object]) -> Reservation:
@@ -199,9 +211,11 @@ def spawn(*args: str) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor time that a process and its children have used."""
+    stats = [path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")]
+    own = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = [own, *(stat for stat in stats if stat[1] == str(pid))]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
 async def compare(engine: str, routers: dict[str, tuple[str, int]], num_connections: int, seconds: float) -> None:
@@ -230,20 +244,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each measurement")
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"), help="also through a router with this certificate")
+    parser.add_argument("--also", nargs=2, action="append", default=[], metavar=("NAME", "FLAGS"))
     parser.add_argument("--engines", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.engines:
         uvloop.run(serve(FakeEngines()))
         return
     tls = (" tls", ["--tls-cert", given.tls[0], "--tls-key", given.tls[1]]) if given.tls else None
+    others = [(f" {name}", flags.split()) for name, flags in given.also]
     children, routers, engine_url = [], {}, ""
     try:
-        for name, flags in filter(None, (("", []), tls)):  # Engines keep connections to their router.
+        for name, flags in filter(None, (("", []), tls, *others)):  # Engines keep connections to their router.
             engines, engine_url = spawn(__file__, "--engines")
             urls = ["--prefill", engine_url, "--decode", engine_url, "--port", "0"]
             router, router_url = spawn("-m", "pdcluster_router", *urls, *flags)
             children += [router, engines]
             routers[name] = (router_url, router.pid)
+        time.sleep(_START_S)
         uvloop.run(compare(engine_url, routers, given.connections, given.seconds))
     finally:
         for child in children:

@@ -131,7 +131,9 @@ class Engine:
 
         Returns the era, for ``began``, ``failed`` and the breaker.
         """
-        self.load.add(num_tokens)
+        self.load.outstanding_tokens += num_tokens
+        if self._shared is not None:
+            self._shared.tell(self.load.outstanding_tokens)
         self.load.placed_at = now = self._now()
         self.num_running += 1
         breaker = self.breaker
@@ -141,10 +143,14 @@ class Engine:
 
     def recount(self, num_tokens: int) -> None:
         """A request that is placed here has ``num_tokens`` more than was thought; below 0: fewer."""
-        self.load.add(num_tokens)
+        self.load.outstanding_tokens += num_tokens
+        if self._shared is not None:
+            self._shared.tell(self.load.outstanding_tokens)
 
     def give_back(self, num_tokens: int) -> None:
-        self.load.add(-num_tokens)
+        self.load.outstanding_tokens -= num_tokens
+        if self._shared is not None:
+            self._shared.tell(self.load.outstanding_tokens)
         self.num_running -= 1
         if not self.num_running and self.state is not _SERVING:
             self._on_idle()

@@ -36,10 +36,6 @@ _FORGOTTEN_TOKENS: Final = 1.0
 class OthersLoad(Protocol):
     """The load of one engine in the other processes of this router."""
 
-    def tell(self, num_tokens: int, /) -> None:
-        """This process has ``num_tokens`` there."""
-        ...
-
     def others(self) -> int:
         """Tokens that the others have there."""
         ...
@@ -61,12 +57,6 @@ class Load:
         self._slow_until = 0.0
         self._failed_tokens = 0.0
         self._failed_at = 0.0
-
-    def add(self, num_tokens: int) -> None:
-        """Requests have ``num_tokens`` more there; below 0: fewer."""
-        self.outstanding_tokens += num_tokens
-        if self._others is not None:
-            self._others.tell(self.outstanding_tokens)
 
     def add_failed(self, num_tokens: int, *, now: float) -> None:
         """A request of ``num_tokens`` has failed there."""

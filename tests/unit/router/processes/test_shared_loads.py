@@ -47,12 +47,12 @@ def test_another_engine_has_a_load_of_its_own(tables: list[SharedLoads]) -> None
 
 
 def test_a_load_compares_what_all_processes_have(tables: list[SharedLoads]) -> None:
-    mine, other = Load(others=entered(tables[0], "a")), Load(others=entered(tables[1], "a"))
-    mine.add(100)
-    other.add(30)
-    other.add(-10)
-    assert (mine.tokens(now=0.0), other.tokens(now=0.0)) == (120, 120)
-    assert (mine.outstanding_tokens, other.outstanding_tokens) == (100, 20)
+    others = entered(tables[1], "a")
+    load = Load(100, others=entered(tables[0], "a"))
+    others.tell(30)
+    assert load.tokens(now=0.0) == 130
+    others.tell(0)
+    assert load.tokens(now=0.0) == 100
 
 
 def test_engines_have_the_same_numbers_whoever_meets_them_first(tables: list[SharedLoads]) -> None:

@@ -54,6 +54,8 @@ class Peer(asyncio.Protocol):
         self.parser: Parser = make_parser(self)
         self.on_whole = on_message
         self.parts: list[bytes] = []
+        self.address = ""
+        """The router's process that this connection goes to, if that is known."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # TCP gives no other
         self.transport = transport
@@ -73,17 +75,15 @@ class FakeEngines:
     """Engines without a model that keep the decode-first contract: decode reserves, and answers after the outcome."""
 
     def __init__(self) -> None:
-        self._idle: dict[str, list[Peer]] = {}
-        """Connections to each process of a router, by its address."""
-        self._address_of: dict[Peer, str] = {}
+        self._idle: list[Peer] = []
         self._waiting: dict[Peer, Peer] = {}
 
     def serve(self, peer: Peer, body: bytes) -> None:
         params = json.loads(body).get("kv_transfer_params") if body else None
         if params is None or params["do_remote_decode"]:
             self.answer(peer)
-        elif idle := self._idle.get(_address_in(params)):
-            self._reserve(idle.pop(), peer, params)
+        elif caller := self._idle_to(_address_in(params)):
+            self._reserve(caller, peer, params)
         else:
             task = asyncio.ensure_future(self._connect(peer, params))
             task.add_done_callback(lambda done: done.result())
@@ -92,6 +92,13 @@ class FakeEngines:
         """Answers the request of this connection."""
         peer.transport.write(ANSWER)
 
+    def _idle_to(self, address: str) -> Peer | None:
+        """An idle connection to this process of the router, which is not idle any more."""
+        for number in range(len(self._idle) - 1, -1, -1):
+            if self._idle[number].address == address:
+                return self._idle.pop(number)
+        return None
+
     async def _connect(self, peer: Peer, params: dict[str, object]) -> None:
         address = _address_in(params)
         host, _, port = address.partition(":")
@@ -99,7 +106,7 @@ class FakeEngines:
         _, caller = await loop.create_connection(
             lambda: Peer(httptools.HttpResponseParser, self._outcome), host, int(port)
         )
-        self._address_of[caller] = address
+        caller.address = address
         self._reserve(caller, peer, params)
 
     def _reserve(self, caller: Peer, peer: Peer, params: dict[str, object]) -> None:
@@ -109,7 +116,7 @@ class FakeEngines:
 
     def _outcome(self, caller: Peer, body: bytes) -> None:
         assert b'"ok"' in body, body
-        self._idle.setdefault(self._address_of[caller], []).append(caller)
+        self._idle.append(caller)
         self.answer(self._waiting.pop(caller))
 
 

@@ -29,7 +29,8 @@ def single_engine(asked: list[dict[str, Any]]) -> Iterator[str]:
             asked.append(body)
             choice: dict[str, Any] = {"token_ids": [7], "text": "g", "finish_reason": "length"}
             if body.get("logprobs"):
-                steps = [{"token_id:7": -0.5, "token_id:8": -0.5 - len(body["prompt"]) * TP_ROUNDING / 2}]
+                unclear = {"token_id:8": -0.5 - len(body["prompt"]) * TP_ROUNDING / 2, "token_id:7": -0.5}
+                steps = [unclear, {"token_id:7": -0.1, "token_id:9": -3.0}]
                 choice["logprobs"] = {"top_logprobs": steps}
             reply = json.dumps({"choices": [choice]}).encode()
             self.send_response(200)

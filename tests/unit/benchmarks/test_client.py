@@ -5,8 +5,6 @@ from __future__ import annotations
 from benchmarks.client import PrefillTimes, parse_prefill_times
 
 PAGE = """\
-# HELP vllm:request_prefill_time_seconds Histogram of time spent in PREFILL phase for request.
-# TYPE vllm:request_prefill_time_seconds histogram
 vllm:request_prefill_time_seconds_bucket{engine="0",le="0.3",model_name="m"} 2.0
 vllm:request_prefill_time_seconds_count{engine="0",model_name="m"} 3.0
 vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 0.75
@@ -18,7 +16,3 @@ vllm:request_decode_time_seconds_sum{engine="0",model_name="m"} 9.0
 
 def test_prefill_times_of_all_ranks_are_added() -> None:
     assert parse_prefill_times(PAGE) == PrefillTimes(4, 1.0)
-
-
-def test_an_engine_without_any_request_has_none() -> None:
-    assert parse_prefill_times("") == PrefillTimes(0, 0.0)

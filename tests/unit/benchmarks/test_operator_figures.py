@@ -32,69 +32,35 @@ GET = Call("get", "services", 404)
 RENEWAL = Call("update", "leases", 200)
 
 
-def usage(cpu_s: float, peak_mib: float = 80.0) -> Usage:
-    return Usage(cpu_s, 60.0, peak_mib)
-
-
-def phase(seconds: float, counts: Counts, *, cpu_s: float = 2.0, by_hand: int = 0) -> Phase:
-    return Phase("create", seconds, {"operator": usage(cpu_s), "etcd": usage(1.0)}, counts, by_hand)
-
-
 def rows(table: str) -> list[list[str]]:
     """Cells of a Markdown table, without its head."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
-def test_what_the_load_itself_takes_is_a_share_of_all_processes() -> None:
-    phases = [Phase("create", 9.0, {"operator": usage(4.0), "this program": usage(1.0)}, Counts(), 0)] * 2
-    assert own_share(phases) == 0.2
-
-
-def test_the_operators_own_page_is_read() -> None:
+def test_the_operators_own_page_is_read_and_a_write_is_what_changes_an_object_other_than_the_lease() -> None:
     metrics = Metrics()
     for status in (200, 200, 409):
         metrics.count_call(RealCall("patch", PDCLUSTER, "PATCH", "/x", subresource="status"), status)
-    metrics.count_call(RealCall("list", POD, "GET", "/x"), 0)
+    for verb in ("list", "watch", "get", "create", "delete"):
+        metrics.count_call(RealCall(verb, POD, "GET", "/x"), 0)
     metrics.count_call(RealCall("update", LEASE, "PUT", "/x"), 200)
     metrics.count_run(RunOutcome.DONE, 0.1)
     metrics.count_run(RunOutcome.CONFLICT, 7.0)
     metrics.watch_replica(lambda: True, lambda: 1, lambda: 0.5, lambda: 0)
     counts = parse_counts(metrics.page().decode())
-    assert counts.calls == {
-        PATCH: 2,
-        Call("patch", "pdclusters/status", 409): 1,
-        Call("list", "pods", 0): 1,
-        RENEWAL: 1,
-    }
+    assert (counts.calls[PATCH], counts.calls[RENEWAL], counts.calls[Call("list", "pods", 0)]) == (2, 1, 1)
     assert counts.runs == {"done": 1, "conflict": 1}
-    assert (counts.num_runs, counts.num_writes) == (2, 3)
-    assert counts.by_verb() == {"patch": 3, "list": 1}
+    assert (counts.num_runs, counts.num_writes) == (2, 5)
+    assert counts.by_verb() == {"patch": 3, "list": 1, "watch": 1, "get": 1, "create": 1, "delete": 1}
 
 
-@pytest.mark.parametrize(
-    ("call", "is_write"),
-    [
-        (PATCH, True),
-        (Call("create", "events", 201), True),
-        (Call("delete", "services", 200), True),
-        (GET, False),
-        (Call("list", "pods", 200), False),
-        (Call("watch", "pods", 200), False),
-        (RENEWAL, False),
-    ],
-)
-def test_a_write_is_what_changes_an_object_other_than_the_lease(call: Call, is_write: bool) -> None:
-    assert call.is_write is is_write
-
-
-def test_a_phase_is_what_came_between_two_snapshots() -> None:
+def test_a_phase_is_what_came_between_two_snapshots_and_its_calls_are_shown_for_each_look() -> None:
     before = Snapshot(100.0, {"operator": Usage(3.0, 50.0, 55.0)}, Counts(Counter({GET: 4, PATCH: 1})), 10)
-    later = Counts(Counter({GET: 4, PATCH: 3}), Counter({"done": 2}))
-    after = Snapshot(107.5, {"operator": Usage(4.5, 60.0, 70.0)}, later, 25)
+    calls = Counter({GET: 7, PATCH: 7, RENEWAL: 9})
+    after = Snapshot(107.5, {"operator": Usage(4.5, 60.0, 70.0)}, Counts(calls, Counter(done=3, conflict=1)), 1210)
     found = phase_between("churn", before, after)
-    assert (found.name, found.seconds, found.by_hand) == ("churn", 7.5, 15)
-    assert found.usages == {"operator": Usage(1.5, 60.0, 70.0)}
-    assert found.counts == Counts(Counter({PATCH: 2}), Counter({"done": 2}))
+    assert (found.seconds, found.usages) == (7.5, {"operator": Usage(1.5, 60.0, 70.0)})
+    assert rows(format_calls([found])) == [["churn", "4", "1", "3 (0.8)", "6 (1.5)", "1,200"]]
 
 
 @pytest.mark.parametrize(
@@ -103,13 +69,6 @@ def test_a_phase_is_what_came_between_two_snapshots() -> None:
 )
 def test_an_object_has_changed_when_it_is_new_gone_or_another_version(after: dict[str, str], num: int) -> None:
     assert num_changed({"a": "1", "b": "1"}, after) == num
-
-
-def test_calls_are_shown_for_each_look() -> None:
-    counts = Counts(Counter({PATCH: 6, GET: 3, RENEWAL: 9}), Counter({"done": 3, "conflict": 1}))
-    assert rows(format_calls([phase(1.0, counts, by_hand=1200)])) == [
-        ["create", "4", "1", "3 (0.8)", "6 (1.5)", "1,200"]
-    ]
 
 
 def test_lags_are_shares_of_all_changes_in_milliseconds() -> None:
@@ -121,12 +80,14 @@ def test_lags_are_shares_of_all_changes_in_milliseconds() -> None:
     ]
 
 
-def test_the_references_are_beside_and_in_ratios() -> None:
+def test_the_references_are_beside_and_in_ratios_and_the_load_is_a_share_of_all_processes() -> None:
     counts = Counts(Counter({PATCH: 1500, GET: 400, RENEWAL: 5}))
-    found = rows(format_references(Bare(1000, 5.0, 4.0), phase(10.0, counts, cpu_s=6.0, by_hand=500)))
-    assert found == [
+    usages = {"operator": Usage(6.0, 60.0, 80.0), "this program": Usage(2.0, 60.0, 80.0)}
+    phase = Phase("create", 10.0, usages, counts, 500)
+    assert rows(format_references(Bare(1000, 5.0, 4.0), phase)) == [
         ["seconds", "10.0", "5.0", "2.00", "4.7", "2.13"],
         ["CPU s of the client", "6.0", "4.0", "1.50", "1.4 to 2.1", ""],
         ["writes/s, of all who write", "200", "200", "1.00", "319", "0.63"],
         ["peak MiB", "80", "", "", "80.1", "1.00"],
     ]
+    assert own_share([phase, phase]) == 0.25

@@ -7,46 +7,31 @@ from pathlib import Path
 
 import pytest
 from benchmarks.router_contenders import CONTENDERS, Contender, Flow, command
-from benchmarks.router_peers import COLUMNS, Figures, rows_of, widened
+from benchmarks.router_peers import Figures, rows_of, widened
 
 ENGINES = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3", "http://127.0.0.1:4"]
-OURS = Contender("pdcluster", Flow.PREFILL_DECODE, module="pdcluster_router")
-PEER = Contender("peer", Flow.PREFILL_DECODE, module="peer")
-
-
-def figures(*small_us: float) -> Figures:
-    some = [1.0] * len(small_us)
-    return Figures(list(small_us), some, some, some, some, some)
 
 
 @pytest.mark.parametrize("contender", CONTENDERS, ids=lambda one: f"{one.name} {one.flow.value}")
-def test_each_router_is_told_of_all_engines_and_its_port(contender: Contender, tmp_path: Path) -> None:
-    words = " ".join(command(contender, ENGINES, (8000, 8001), tmp_path))
-    told = words + (tmp_path / "nginx.conf").read_text() if contender.program else words
-    assert all(url.removeprefix("http://") in told for url in ENGINES)
-    assert "8000" in told
-
-
-@pytest.mark.parametrize("contender", [c for c in CONTENDERS if c.flow is Flow.PREFILL_DECODE], ids=lambda c: c.name)
-def test_the_first_half_of_the_engines_is_prefills(contender: Contender, tmp_path: Path) -> None:
+def test_each_router_is_told_of_all_engines_and_the_first_half_is_prefills(
+    contender: Contender, tmp_path: Path
+) -> None:
+    """Only where a client wants its prompt back ours is one hop."""
     words = command(contender, ENGINES, (8000, 8001), tmp_path)
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--prefill"] == ENGINES[:2]
-    assert [words[i + 1] for i, word in enumerate(words) if word == "--decode"] == ENGINES[2:]
-
-
-def test_only_where_a_client_wants_its_prompt_back_ours_is_one_hop() -> None:
-    assert json.loads(Contender("a", Flow.ONE_HOP, module="a").body)["echo"] is True
-    assert "echo" not in json.loads(OURS.body)
+    told = " ".join(words) + ((tmp_path / "nginx.conf").read_text() if contender.program else "")
+    assert all(url.removeprefix("http://") in told for url in ENGINES)
+    if contender.flow is Flow.PREFILL_DECODE:
+        assert [words[i + 1] for i, word in enumerate(words) if word == "--prefill"] == ENGINES[:2]
+        assert [words[i + 1] for i, word in enumerate(words) if word == "--decode"] == ENGINES[2:]
+    assert json.loads(contender.body).get("echo", False) is (contender.flow is Flow.ONE_HOP)
+    assert json.loads(widened(contender.body, prompt="other"))["prompt"] == "other"
 
 
 def test_a_row_has_requests_of_a_core_and_the_ratio_of_the_same_round() -> None:
-    rows = rows_of({OURS: figures(100, 400), PEER: figures(50, 100)})
-    assert [len(row) for row in rows] == [len(COLUMNS)] * 2
-    assert [(row[1], row[2], row[-1]) for row in rows] == [
-        ("pdcluster", "4,000", "1.00 (1.00..1.00)"),
-        ("peer", "13,333", "3.00 (2.00..4.00)"),
+    figures = [Figures(small, [2.0], [3.0], [4.0], [5.0], [6.0]) for small in ([100.0, 400.0], [50.0, 100.0])]
+    names = (Contender("pdcluster", Flow.PREFILL_DECODE), Contender("peer", Flow.PREFILL_DECODE))
+    rows = rows_of(dict(zip(names, figures, strict=True)))
+    assert rows == [
+        ("P/D", "pdcluster", "4,000", "2", "3.0", "4", "5", "6", "1.00 (1.00..1.00)"),
+        ("P/D", "peer", "13,333", "2", "3.0", "4", "5", "6", "3.00 (2.00..4.00)"),
     ]
-
-
-def test_a_request_gets_other_fields() -> None:
-    assert json.loads(widened(b'{"a":1,"b":2}', b=3, stream=True)) == {"a": 1, "b": 3, "stream": True}

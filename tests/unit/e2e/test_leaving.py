@@ -19,31 +19,38 @@ IDLE, BUSY = Work(0, 0, 0.0, 7), Work(1, 0, 0.25, 7)
 
 
 @dataclass(frozen=True, slots=True)
-class OnePrefillEngine(Subject):
-    has_started: bool = True
+class Pool(Subject):
+    """``ready``: whether each engine is, by its name; all are of one role."""
+
+    role: Role = Role.PREFILL
+    ready: tuple[tuple[str, bool], ...] = (("p1", True),)
 
     def pods(self, role: Role) -> list[dict[str, Any]]:
-        ready = {"type": "Ready", "status": str(self.has_started)}
-        pod = {"metadata": {"name": "p"}, "status": {"podIP": "192.0.2.1", "conditions": [ready]}}
-        return [pod] if role is Role.PREFILL else []
+        conditions = {name: [{"type": "Ready", "status": str(is_ready)}] for name, is_ready in self.ready}
+        return [
+            {"metadata": {"name": name}, "status": {"podIP": f"192.0.2.{name[1]}", "conditions": conditions[name]}}
+            for name in conditions
+            if role is self.role
+        ]
 
 
-def pool(*, has_started: bool = True) -> Subject:
-    return OnePrefillEngine(Cluster("kubectl", Path("nowhere")), "tiny", has_started=has_started)
+def pool(role: Role, *ready: tuple[str, bool]) -> Subject:
+    return Pool(Cluster("kubectl", Path("nowhere")), "tiny", role=role, ready=ready)
 
 
 @pytest.mark.parametrize(
-    ("work", "expected"),
+    ("work", "is_ready", "expected"),
     [
-        (IDLE, {}),
-        (Work(1, 0, 0.0, 7), {"p": "1 running, 0 waiting, 0.00% of KV memory held"}),
-        (Work(0, 0, 0.25, 7), {"p": "0 running, 0 waiting, 25.00% of KV memory held"}),
-        (None, {"p": "no answer"}),
+        (IDLE, True, {}),
+        (Work(1, 0, 0.0, 7), True, {"p1": "1 running, 0 waiting, 0.00% of KV memory held"}),
+        (Work(0, 0, 0.25, 7), True, {"p1": "0 running, 0 waiting, 25.00% of KV memory held"}),
+        (None, True, {"p1": "no answer"}),
+        (None, False, {}),
     ],
-    ids=["idle", "a request", "blocks alone", "no answer"],
+    ids=["idle", "a request", "blocks alone", "no answer", "not ready, so not asked"],
 )
-def test_an_engine_is_idle_when_it_says_so(work: Work | None, expected: dict[str, str]) -> None:
-    assert busy(pool(), lambda _: work) == expected
+def test_an_engine_is_idle_when_it_says_so(work: Work | None, is_ready: bool, expected: dict[str, str]) -> None:
+    assert busy(pool(Role.PREFILL, ("p1", is_ready)), lambda _: work) == expected
 
 
 def test_who_goes_with_something_to_do_is_hasty_and_who_is_not_left_alone_is_late() -> None:
@@ -55,34 +62,19 @@ def test_who_goes_with_something_to_do_is_hasty_and_who_is_not_left_alone_is_lat
     assert late([well, early, slow]) == [slow]
 
 
-@dataclass(frozen=True, slots=True)
-class TwoDecodeEngines(Subject):
-    def pods(self, role: Role) -> list[dict[str, Any]]:
-        assert role is Role.DECODE
-        return [{"metadata": {"name": name}, "status": {"podIP": f"192.0.2.{name[1]}"}} for name in ("d1", "d2")]
-
-
-def test_an_engine_is_chosen_when_it_is_seen_with_enough_answers_that_have_begun() -> None:
+def test_an_engine_is_chosen_when_it_is_seen_with_enough_answers_that_have_begun_and_the_wait_ends() -> None:
     """First nothing has begun, and requests wait; then one engine does not answer; the second has enough before the
     first."""
-    told = [
-        *(Work(0, 8, 0.5, 7), Work(2, 6, 0.5, 7)),
-        *(None, Work(2, 0, 0.5, 9)),
-        *(Work(2, 0, 0.5, 9), Work(3, 0, 0.5, 9)),
-    ]
+    told = [Work(0, 8, 0.5, 7), Work(2, 6, 0.5, 7), None, Work(2, 0, 0.5, 9), Work(2, 0, 0.5, 9), Work(3, 0, 0.5, 9)]
     asked: list[str] = []
 
     def ask(url: str) -> Work | None:
         asked.append(url)
         return told[len(asked) - 1]
 
-    two = TwoDecodeEngines(Cluster("kubectl", Path("nowhere")), "tiny")
+    two = pool(Role.DECODE, ("d1", True), ("d2", True))
     assert wait_begun(two, Role.DECODE, 3, PATIENCE_S, ask) == "d2"
     assert asked == ["http://192.0.2.1:8000", "http://192.0.2.2:8000"] * 3
-
-
-def test_to_wait_for_answers_that_do_not_begin_ends() -> None:
-    two = TwoDecodeEngines(Cluster("kubectl", Path("nowhere")), "tiny")
     with pytest.raises(TimeoutError, match="no decode engine was seen with 3 answers under way within 0 s"):
         wait_begun(two, Role.DECODE, 3, 0.0, lambda _: Work(2, 9, 0.5, 7))
 
@@ -120,7 +112,3 @@ def idle_s_after(*looks: Look, gone_at: float) -> float:
 )
 def test_an_engine_was_idle_from_its_last_work_until_it_fell_silent(looks: tuple[Look, ...], expected: float) -> None:
     assert idle_s_after(*looks, gone_at=20.0) == pytest.approx(expected)
-
-
-def test_an_engine_that_is_not_ready_is_not_asked() -> None:
-    assert busy(pool(has_started=False), lambda _: None) == {}

@@ -21,8 +21,13 @@ class Engine:
         self.seconds += seconds
 
     def page(self) -> str:
+        """Of two ranks, of which the first has nothing to do, with another figure of theirs."""
         name = "vllm:request_prefill_time_seconds"
-        return f'{name}_count{{engine="0"}} {self.num_requests}.0\n{name}_sum{{engine="0"}} {self.seconds}\n'
+        ranks = ((0, 2, 1.0), (1, self.num_requests, self.seconds))
+        lines = [
+            f'{name}_count{{engine="{rank}"}} {num}.0\n{name}_sum{{engine="{rank}"}} {s}' for rank, num, s in ranks
+        ]
+        return "\n".join([*lines, f'vllm:request_decode_time_seconds_sum{{engine="0"}} {9 * self.num_requests}\n'])
 
 
 @pytest.fixture

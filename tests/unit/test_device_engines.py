@@ -90,10 +90,7 @@ def test_a_pool_that_answers_like_the_single_engine_is_right_and_another_is_not(
         assert pool.compared(PROMPTS) == [(prompt[0],) * ANSWER_TOKENS for prompt in PROMPTS]
         front.wrong.add(3)
         assert pool.compared(PROMPTS) is None
-
-
-def test_only_the_lengths_of_other_answers_are_named() -> None:
-    assert differing([5, 6, 7], [(1,), (2,), (3,)], [(1,), (0,), (3,)]) == [6]
+    assert differing([5, 6, 7], [(1,), (2,), (3,)], [(1,), (0,), (3,)]) == [6], "only lengths are named"
 
 
 def test_after_a_kill_a_wrong_answer_and_blocks_that_stay_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,27 +118,34 @@ def test_the_end_of_a_request_is_told_in_a_word() -> None:
     assert end_of(port, [1], 4) in {"URLError", "ConnectionRefusedError"}
 
 
-def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
-    layer = LayerTrace(step=1, layer=0, saved_at=1.0, write_begin=1.0, acked_at=2.5, num_bytes=1 << 20)
-    push = PushTrace(
+LAYER = LayerTrace(step=1, layer=0, saved_at=1.0, write_begin=1.0, acked_at=2.5, num_bytes=1 << 20)
+
+
+def push(prompt_tokens: int = 17, forward_begin: float = 0.5, acked_at: float = 2.5, **changed: Any) -> PushTrace:
+    """Of one layer, done and compared, whose forward pass ended at 2.0."""
+    made = PushTrace(
         transfer_id=TransferId("t"),
         outcome="done",
-        prompt_tokens=17,
+        prompt_tokens=prompt_tokens,
         num_layers=1,
         num_bytes=1 << 20,
         is_content_compared=True,
         ranges=1,
         writes=1,
-        forward_begin=0.5,
+        forward_begin=forward_begin,
         forward_end=2.0,
-        layers=(layer,),
+        layers=(msgspec.structs.replace(LAYER, acked_at=acked_at),),
     )
-    failed = msgspec.structs.replace(push, outcome="failed", layers=())
-    beside = [msgspec.structs.replace(push, prompt_tokens=33, forward_begin=begin) for begin in (2.5, 2.6)]
-    ends = [msgspec.structs.replace(layer, acked_at=at) for at in (2.8, 2.7)]
-    beside = [msgspec.structs.replace(one, layers=(end,)) for one, end in zip(beside, ends, strict=True)]
-    for name, pushes in (("prefill-0", (beside[0], push, failed)), ("prefill-1", (beside[1],))):
-        (tmp_path / f"{name}.trace").write_text("".join(msgspec.json.encode(one).decode() + "\n" for one in pushes))
+    return msgspec.structs.replace(made, **changed)
+
+
+def write_pushes(folder: Path, name: str, *pushes: PushTrace) -> None:
+    (folder / f"{name}.trace").write_text("".join(msgspec.json.encode(one).decode() + "\n" for one in pushes))
+
+
+def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
+    write_pushes(tmp_path, "prefill-0", push(33, 2.5, 2.8), push(), push(outcome="failed", layers=()))
+    write_pushes(tmp_path, "prefill-1", push(33, 2.6, 2.7))
     first, last = push_figures(tmp_path).splitlines()
     assert first == "17 tokens, 1 pushes: pass 1500 ms, last byte 500.0 ms after, 0 MiB/s, 0 % before its end"
     assert last == "3 of 4 pushes done, content of 3 compared and equal"
@@ -153,23 +157,9 @@ def test_the_figures_of_pushes_are_medians_by_length(tmp_path: Path) -> None:
     [(2, {}, True), (3, {}, False), (2, {"outcome": "failed"}, False), (2, {"is_content_compared": False}, False)],
 )
 def test_a_pool_that_computes_on_decode_or_compares_nothing_is_not_called_equal(
-    tmp_path: Path, num_asked: int, changed: dict[str, object], is_well: bool
+    tmp_path: Path, num_asked: int, changed: dict[str, Any], is_well: bool
 ) -> None:
-    push = PushTrace(
-        transfer_id=TransferId("t"),
-        outcome="done",
-        prompt_tokens=17,
-        num_layers=1,
-        num_bytes=1,
-        is_content_compared=True,
-        ranges=1,
-        writes=1,
-        forward_begin=0.5,
-        forward_end=2.0,
-        layers=(),
-    )
-    lines = [msgspec.json.encode(one).decode() + "\n" for one in (push, msgspec.structs.replace(push, **changed))]
-    (tmp_path / "prefill-0.trace").write_text("".join(lines))
+    write_pushes(tmp_path, "prefill-0", push(), push(**changed))
     assert all_pushed(tmp_path, num_asked) is is_well
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from scheduling import FIRST_KINDS, Kind, kind_of, next_file
+from scheduling import Kind, kind_of, next_file
 
 TESTS: Final = Path(__file__).resolve().parents[1]
 FILES: Final = sorted(TESTS.glob("**/test_*.py"))
@@ -21,35 +21,26 @@ WAITING: Final = {
 }
 
 
-def order(worker: int) -> list[str]:
-    """In which a worker takes all files, when it is alone."""
-    left, taken = dict(WAITING), []
-    while left:
-        taken.append(next_file(left, worker))
-        del left[taken[-1]]
-    return taken
+ENGINES_FIRST: Final = ["engines_1", "engines_2", "plain_1", "plain_2", "plane_1"]
 
 
 @pytest.mark.parametrize(
     ("worker", "expected"),
     [
-        pytest.param(0, ["engines_1", "engines_2", "plain_1", "plain_2", "plane_1"], id="engines"),
-        pytest.param(1, ["plane_1", "plain_1", "plain_2", "engines_1", "engines_2"], id="control plane"),
-        pytest.param(3, ["plain_1", "plain_2", "engines_1", "engines_2", "plane_1"], id="plain"),
+        (0, ENGINES_FIRST),
+        (1, ["plane_1", "plain_1", "plain_2", "engines_1", "engines_2"]),
+        (2, ENGINES_FIRST),
+        (3, ["plain_1", "plain_2", "engines_1", "engines_2", "plane_1"]),
+        (4, ENGINES_FIRST),
     ],
 )
 def test_a_worker_takes_its_own_kind_first_and_all_in_the_end(worker: int, expected: list[str]) -> None:
-    assert order(worker) == expected
-
-
-def test_a_fifth_worker_is_as_the_first() -> None:
-    assert order(4) == order(0)
-
-
-def test_four_workers_have_two_for_engines_and_one_for_the_control_plane() -> None:
-    assert sorted(FIRST_KINDS, key=lambda kind: kind.name) == [
-        Kind.CONTROL_PLANE, Kind.ENGINES, Kind.ENGINES, Kind.PLAIN,
-    ]  # fmt: skip
+    """When it is alone. A fifth worker is as the first."""
+    left, taken = dict(WAITING), []
+    while left:
+        taken.append(next_file(left, worker))
+        del left[taken[-1]]
+    assert taken == expected
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def test_each_programs_table_is_read() -> None:
 
 def test_ratios_are_of_the_same_turn_and_a_figure_that_one_lacks_is_left_out() -> None:
     older = [{"a": 1.0, "gone": 1.0}, {"a": 4.0, "gone": 1.0}, {"a": 2.0, "gone": 1.0}]
-    newer = [{"a": 2.0, "new": 1.0}, {"a": 4.0, "new": 1.0}, {"a": 1.0, "new": 1.0}]
-    assert list(compare("p", older, newer)) == [("p", "a", "2", "2", "1.00 (0.50..2.00)")]
+    newer = [{"a": 2.0, "new": 1.0}, {"a": 4.0, "new": 1.0}, {"a": 0.5, "new": 1.0}]
+    assert list(compare("p", older, newer)) == [("p", "a", "2", "2", "1.00 (0.25..2.00)")]
 
 
 @pytest.mark.parametrize("ends", ["raise SystemExit('its last words')", "print('its last words', file=sys.stderr)"])

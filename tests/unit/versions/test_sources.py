@@ -48,43 +48,24 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["Known", "LIMIT", "Derived", "Handed", "near", "inner"])
-def test_a_name_is_found_wherever_it_is_defined(site: Path, name: str) -> None:
-    assert look_up(site, "vllm", name) == VALUE
-
-
-def test_a_function_has_its_parameters(site: Path) -> None:
-    assert look_up(site, "vllm", "make") == "first, *, only="
-
-
-@pytest.mark.parametrize(("module", "name"), [("vllm", "gone"), ("vllm.inner", "gone"), ("vllm.gone", "part")])
-def test_what_is_not_there_is_missing(site: Path, module: str, name: str) -> None:
-    assert look_up(site, module, name) == look_up(site, module, name, "field") == MISSING
-
-
-@pytest.mark.parametrize("name", ["Handed", "near"])
 @pytest.mark.parametrize(
-    ("member", "is_what"),
+    ("module", "name", "member", "is_what"),
     [
-        ("LIMIT", VALUE),
-        ("field", VALUE),
-        ("set_in_method", VALUE),
-        ("size", VALUE),
-        ("hook", "self, first, second=, *rest, only, **more"),
-        ("keeps", "self, *, only, other="),
-        ("make", "cls, name"),
-        ("gone", MISSING),
-        ("own", MISSING),
+        *(("vllm", name, None, VALUE) for name in ("Known", "LIMIT", "Derived", "Handed", "near", "inner")),
+        ("vllm", "make", None, "first, *, only="),
+        *((*gone, member, MISSING) for gone in (("vllm", "gone"), ("vllm.inner", "gone"), ("vllm.gone", "part"))
+          for member in (None, "field")),
+        *(("vllm", name, *row) for name in ("Handed", "near") for row in (
+            *(("LIMIT", VALUE), ("field", VALUE), ("set_in_method", VALUE), ("size", VALUE)),
+            *(("hook", "self, first, second=, *rest, only, **more"), ("keeps", "self, *, only, other=")),
+            *(("make", "cls, name"), ("gone", MISSING), ("own", MISSING)))),
+        *(("vllm", "Derived", *row) for row in (
+            ("own", VALUE), ("set_in_method", VALUE), ("size", VALUE), ("hook", "self, first"))),
     ],
-)
-def test_a_member_is_found_in_a_class_that_another_module_hands_on(
-    site: Path, name: str, member: str, is_what: str
+)  # fmt: skip
+def test_a_name_and_a_classs_member_are_found_wherever_they_are_defined(
+    site: Path, module: str, name: str, member: str | None, is_what: str
 ) -> None:
-    assert look_up(site, "vllm", name, member) == is_what
-
-
-@pytest.mark.parametrize(
-    ("member", "is_what"), [("own", VALUE), ("set_in_method", VALUE), ("size", VALUE), ("hook", "self, first")]
-)
-def test_a_class_has_what_its_bases_have_and_its_own_comes_first(site: Path, member: str, is_what: str) -> None:
-    assert look_up(site, "vllm", "Derived", member) == is_what
+    """``Handed`` and ``near`` are one class that other modules hand on; ``Derived`` has what its bases have, and its
+    own first."""
+    assert look_up(site, module, name, member) == is_what

@@ -74,7 +74,7 @@ STREAM: Final = {
     "another token before an error": ("wrong", stream(OTHER, ERROR)),
     "another token before the client left": ("wrong", stream(OTHER, has_left=True)),
     "a cut without a word": ("unclear", stream(FIRST)),
-    "left in the middle": ("left", stream(FIRST, has_left=True)),
+    "left in the middle of an event": ("left", Observed(200, stream(FIRST, SECOND).body[:-5], has_left=True)),
 }
 ROUTER_LOST: Final = {
     "no answer": ("router lost", Observed()),

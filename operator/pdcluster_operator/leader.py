@@ -169,8 +169,10 @@ class Leader:
         except (KubeError, TimeoutError) as error:
             logger.warning("lease not given back lease=%s reason=%s", self._ref, error)
         else:
-            told = "lease given back" if is_given_back else "lease is not ours any more"
-            logger.info("%s lease=%s", told, self._ref)
+            if is_given_back:
+                logger.info("lease given back lease=%s", self._ref)
+            else:
+                logger.info("lease is not ours any more lease=%s", self._ref)
 
     async def _give_back(self, record: LeaseRecord) -> bool:
         """Give the Lease back. Returns whether it was still ours.

@@ -297,7 +297,7 @@ async def test_an_engine_that_lists_too_many_models_keeps_the_first_ones_and_the
         assert (await post(rig, asking(f"a{MAX_MODELS - 2}"))).status == 200
         assert (await post(rig, asking(f"a{MAX_MODELS - 1}"))).status == 404
     told = sorted(record.getMessage() for record in caplog.records)
-    assert [line.partition(":")[0] for line in told] == [
+    assert [line.partition(" reason=")[0] for line in told] == [
         f"engine lists too many models engine={name}" for name in ("decode-0", "prefill-0")
     ]
 

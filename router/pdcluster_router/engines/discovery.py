@@ -153,7 +153,7 @@ class EngineDiscovery:
     def _tell_all(self) -> None:
         picture = self._cache.picture
         for problem in sorted(picture.problems - self.problems):
-            logger.warning("discovery cannot use %s", scrub(problem))
+            logger.warning("discovery leaves an EndpointSlice out reason=%s", scrub(problem))
         self.problems = picture.problems
         self._tell(picture.members)
         self.has_listed.set()

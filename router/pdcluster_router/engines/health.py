@@ -114,7 +114,7 @@ class Probes:
         """Reads the models that the engine serves. If a healthy engine gives no list, its last one stays."""
         read = await self._listing_of(engine)
         if read.surplus and not engine.lists_too_much:
-            logger.warning("engine lists too many models engine=%s: %s", engine.name, read.surplus)
+            logger.warning("engine lists too many models engine=%s reason=%s", engine.name, read.surplus)
         if read.surplus or read.listing is not None:
             engine.lists_too_much = bool(read.surplus)
         if read.listing is not None or not engine.is_healthy:

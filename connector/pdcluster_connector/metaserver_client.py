@@ -8,6 +8,7 @@ and prefill a reservation without one, so that no caller without the secret can 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import threading
 import time
@@ -23,6 +24,8 @@ from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.metaserver import SEAL_HEADER, PrefillOutcome, decode_outcome, failed
 from pdcluster_protocol.params import DecodeCall, Reservation, sealed
 from pdcluster_protocol.secret import Secret
+
+_LOG: Final = logging.getLogger("vllm.pdcluster.metaserver")
 
 _MAX_REPLY_BYTES: Final = 64 << 10
 _CONNECT_S: Final = 5.0
@@ -128,6 +131,7 @@ class MetaserverClient:
         except (ProtocolError, ValueError) as error:
             outcome = failed(str(error))
         except Exception as error:  # noqa: BLE001  # top of a task: every end of a call is an outcome
+            _LOG.exception("metaserver call failed request_id=%s", request_id)
             outcome = failed(f"metaserver call failed: {type(error).__name__}")
         self._outcomes.append((request_id, outcome))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+import ssl
 import threading
 import time
 from collections import deque
@@ -16,6 +18,7 @@ import pytest
 
 from patience import PATIENCE_S, until
 from pdcluster_connector.metaserver_client import MetaserverClient
+from pdcluster_connector.metaserver_tls import MetaserverTls, TlsFiles
 from pdcluster_protocol.ids import Attempt, BootId, EngineId, RequestId, TransferId
 from pdcluster_protocol.metaserver import SEAL_HEADER, PrefillOutcome
 from pdcluster_protocol.params import Reservation, SideChannelAddress, sealed
@@ -215,6 +218,28 @@ def test_one_request_too_many_fails_at_once_and_the_others_go_on(monkeypatch: py
         assert "1 requests of this decode engine wait for the router already" in outcome.reason
         bench.may_answer.set()
         assert until(lambda: [name for name, _ in bench.outcomes] == ["one more", R])
+
+
+class Broken(MetaserverTls):
+    def context(self) -> ssl.SSLContext | bool:
+        raise RuntimeError("our own bug")
+
+
+def test_a_bug_of_our_own_fails_the_call_and_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes: deque[tuple[RequestId, PrefillOutcome]] = deque()
+    client = MetaserverClient(outcomes, SECRET, Broken(TlsFiles()))
+    logger = logging.getLogger("vllm.pdcluster.metaserver")
+    logger.addHandler(caplog.handler)  # vLLM's loggers hand nothing on.
+    try:
+        client.post(R, "http://127.0.0.1:1/v1/metaserver", RESERVATION, deadline=time.monotonic() + PATIENCE_S)
+        assert wait_for(lambda: bool(outcomes))
+    finally:
+        logger.removeHandler(caplog.handler)
+        client.close()
+    assert outcomes[0][1].reason == "metaserver call failed: RuntimeError"
+    [record] = {id(record): record for record in caplog.records}.values()
+    assert record.getMessage() == "metaserver call failed request_id=r"
+    assert record.exc_info is not None
 
 
 def test_closing_cuts_every_call() -> None:

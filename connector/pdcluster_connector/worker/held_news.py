@@ -92,12 +92,12 @@ class HeldNews:
         return is_pending and now < self._until.setdefault(item.request_id, now + ADAPTER_WAIT_S)
 
     def _look_up(self, asked: AdapterRequest) -> RequestAdapter:
-        """Raises nothing: an error costs this request, and none of the others whose news came with it."""
+        """An error of vLLM's list or the file system costs this request, and none of those whose news came with it."""
+        assert self._adapters is not None, "a request with an adapter on an engine without"
         try:
-            assert self._adapters is not None, "a request with an adapter on an engine without"
             load = self._adapters.at_hand(asked)
             return RequestAdapter(asked, load, self._adapters.content(load))
-        except Exception as error:  # noqa: BLE001  # whatever vLLM's lists and the file system raise
+        except (AttributeError, LookupError, RuntimeError, OSError) as error:
             problem = f"LoRA adapter {asked.name!r} cannot be looked up: {error!r}"
             load = AdapterLoad(asked.name, asked.use, problem=problem)
             return RequestAdapter(asked, load, UnknownContent(problem, is_final=True))

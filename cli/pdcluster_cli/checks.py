@@ -88,20 +88,20 @@ def check_machine(device: LocalDevice) -> list[Finding]:
     return findings
 
 
-def check_port(port: int, host: str = LOOPBACK) -> Finding:
+def check_port(port: int) -> Finding:
     """Check that a process can listen on the port now."""
     if not 0 < port < 1 << 16:
         return Finding(f"port {port}", f"port {port} is not in 1..65535: choose another")
     try:
         if port == INTERNAL_PORT:  # A pool that still starts holds it, which only a strict bind finds.
             with socket.socket() as strict:
-                strict.bind((host, port))
-        with socket.create_server((host, port)):
+                strict.bind((LOOPBACK, port))
+        with socket.create_server((LOOPBACK, port)):
             return Finding(f"port {port} is free")
     except OSError as error:
         why = os.strerror(error.errno or 0)  # the error's own text repeats the address
         cure = "stop what listens there or choose another port (--port N, make run PORT=N)"
-        problem = f"port {port} on {host} cannot be used ({why}): {cure}"
+        problem = f"port {port} on {LOOPBACK} cannot be used ({why}): {cure}"
         return Finding(f"port {port}", problem)
 
 

@@ -24,6 +24,6 @@ def unix_s() -> int:
     return int(time.time())
 
 
-def micro_time(at: datetime | None = None) -> str:
-    """A moment, by default now, as Kubernetes writes a MicroTime."""
-    return (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def micro_time() -> str:
+    """Now, as Kubernetes writes a MicroTime."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -11,7 +11,6 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from typing import Any, Final, cast
@@ -47,10 +46,10 @@ class Answer:
     text: str
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = os.environ) -> None:
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds ``--host``, ``--port`` and the flags of TLS. The default host comes from the environment: the author of
     a probe's command line does not know the pod's address."""
-    host = next((environ[name] for name in _HOST_VARIABLES if environ.get(name)), "localhost")
+    host = next((os.environ[name] for name in _HOST_VARIABLES if os.environ.get(name)), "localhost")
     parser.add_argument(
         "--host", default=host, help=f"of the engine (default: $VLLM_HOST_IP, else $POD_IP, else localhost; now {host})"
     )

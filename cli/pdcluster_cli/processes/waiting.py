@@ -55,10 +55,10 @@ def _bind(holder: socket.socket, wished: int | None) -> None:
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 
 
-def is_healthy(port: int, *, timeout_s: float = 1.0) -> bool:
-    """Whether ``GET /health`` answers 200 now."""
+def is_healthy(port: int) -> bool:
+    """Whether ``GET /health`` answers 200 now, within a second."""
     try:
-        with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=timeout_s)) as connection:
+        with closing(http.client.HTTPConnection(LOOPBACK, port, timeout=1.0)) as connection:
             connection.request("GET", "/health")
             return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):

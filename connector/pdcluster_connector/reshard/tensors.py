@@ -86,14 +86,14 @@ def region_bytes(tensor: torch.Tensor, base: int, num_bytes: int) -> torch.Tenso
     return view.set_(storage, base - storage.data_ptr(), (num_bytes,), (1,))
 
 
-def open_reshard_group(ranks: Sequence[int], timeout_s: float, backend: str | None = None) -> dist.ProcessGroup:
+def open_reshard_group(ranks: Sequence[int], timeout_s: float) -> dist.ProcessGroup:
     """A group for the resharder alone: collectives of other threads must not mix with its own.
 
     Engine start. Every process of the default group calls this for every TP group, in the same order, and waits for the
     others. ``timeout_s`` bounds one round. It must be longer than the resharder's ``wait_s``, by which a rank may be
     late.
     """
-    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), backend=backend)
+    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
     return group
 
 

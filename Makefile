@@ -81,7 +81,7 @@ chart: install  ## write what is made of charts/pdcluster: values, schema, READM
 	@$(BIN)/python -m tools.crds
 	@$(BIN)/python -m tools.chart
 
-kube: install  ## a Kubernetes control plane and an OpenTelemetry collector for tests, from source: eight minutes, once
+kube: install  ## a Kubernetes control plane and an OpenTelemetry collector for tests, from source: about eight minutes, once
 	@$(BIN)/python -m tests.control_plane
 	@$(BIN)/python -m tests.collector
 

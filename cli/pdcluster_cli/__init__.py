@@ -1,1 +1,1 @@
-"""The ``pdcluster`` command: starts the parts as processes and imports none of their insides."""
+"""The ``pdcluster`` command: starts the parts as processes, and shares the pure cores of some."""

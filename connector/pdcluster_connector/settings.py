@@ -18,8 +18,8 @@ _DEVICE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 MAX_WRITES_IN_FLIGHT: Final = 1024
 """Per lane. Half of what Mooncake's TCP takes per peer by default (2,048), so one lane never fills it."""
 MAX_BYTES_IN_FLIGHT: Final = 256 << 20
-"""Per lane. A write that is under way cannot be stopped: these take 2 s on a link of 1 Gbit/s that one lane has alone,
-less than the 3 s of ``quarantine_s``, after which a request that is cancelled would cost others their session."""
+"""Per lane. A write that is under way cannot be stopped. 256 MiB take 2 s at 1 Gbit/s. That is less than
+``quarantine_s``, so a cancelled request costs no other its session."""
 MAX_BYTES_IN_SUBMIT: Final = MAX_BYTES_IN_FLIGHT // 8
 """The writes of a submit end together, and a lane looks each 1 to 8 ms: so several submits must be under way, or a fast
 link would run dry. 224 MiB are 5 ms at 400 Gbit/s."""

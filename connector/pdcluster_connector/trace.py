@@ -1,4 +1,4 @@
-"""Writes one JSON line for each ended push or receive."""
+"""Writes one JSON line for each ended push or receive, and hands it to ``tell``, also without a file."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Reconciler:
         self._unknown: dict[Key, UnknownFields] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """Do as much of what the spec asks for as is possible now. Returns seconds until the next look, or None.
+        """Carry the spec out as far as possible now. Returns seconds until the next look, or None.
 
         Raises:
             KubeError: Something could not be done. If the user can mend it, status says so.

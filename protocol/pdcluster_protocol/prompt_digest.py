@@ -1,4 +1,4 @@
-"""By what both engines know that they have the same prompt. Only the digest travels."""
+"""A digest of the prompt, by which both engines check that they have the same one. Only the digest travels."""
 
 from __future__ import annotations
 

@@ -184,9 +184,8 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     queue_timeout_s: float = Field(default=30.0, gt=0, le=86400)
     """Seconds in that queue before 503. 30: a client that waited longer is better told to come back."""
     reservation_timeout_s: float | None = Field(default=None, gt=0, le=86400)
-    """Seconds for decode's reservation, or its word that it needs none. None: no limit but the first byte's, for decode
-    has neither while the request waits in its own queue, and an engine of an older release says nothing of a prompt
-    that it has cached whole."""
+    """Seconds for decode's reservation, or its word that it needs none. None: only the first byte's limit. Decode
+    reserves nothing while the request waits in its own queue."""
     connect_timeout_s: float = Field(default=3.0, gt=0, le=60)
     """Seconds to connect to an engine. 3: one lost SYN is sent again after 1 s; more is a dead host."""
     max_engine_connections: int = Field(default=16384, ge=1, le=65535)
@@ -204,9 +203,8 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     the memory of a small pod. Bodies count once, also before they are decrypted; while a request is sent on there are
     up to two copies more, and two encrypted ones with TLS."""
     max_connections: int = Field(default=0, ge=0, le=1 << 20)
-    """Connections of clients that are served at a time; further ones get 503, except probes of ``/health``. 0: about a
-    fifth of the files that the process may open, for a request holds up to four descriptors, a connection that is one
-    too many another, and the internal port needs some; at most 16384, as many as one engine may be given."""
+    """Connections of clients that are served at a time; further ones get 503, except probes of ``/health``. 0: a fifth
+    of the files that the process may open, 16,384 at most. A request holds up to four descriptors."""
     max_internal_connections: int = Field(default=0, ge=0, le=1 << 20)
     """Connections to the internal port at a time. Of more, those on which no whole call waits are closed, first of the
     address with the most of them; no new one is turned away. 0: as many as ``max_connections``, for each request may

@@ -1,7 +1,7 @@
 """Command line, environment and modules of one vLLM engine or of the router on this machine. Pure: starts nothing.
 
 Source of truth: vLLM 0.32 (``entrypoints/launchers/api_server/entry.py``, ``platforms/cpu.py``); the connector's
-settings are those of ``docs/decisions/0001-main-job.md``. vLLM is named, never imported.
+settings are in ``connector/pdcluster_connector/settings.py``. vLLM is named, never imported.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _MAX_END_BYTES: Final = 64 << 10
 def describe_end(name: str, exit_code: int, log_path: Path, *, has_served: bool = False) -> str:
     """Text with the process' name, its exit status or signal, the cause if known, and the last lines of its log.
 
-    ``has_served``: the cause is looked for in the end of the log, since it has survived all errors before.
+    ``has_served``: the cause is looked for in the end of the log, since the process survived all earlier errors.
     """
     # A signal says more than the log: a killed process had no time to write, and the first error may be hours old.
     cause = SIGNALS.get(-exit_code) or cause_in(log_path, at_end=has_served)

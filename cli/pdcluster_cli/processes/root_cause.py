@@ -54,8 +54,8 @@ _LAST: Final = timedelta(minutes=1)
 
 
 def last_cause(log: str) -> str | None:
-    """As ``root_cause``, of a process that has served, and survived all errors but the last: it looks at the last
-    minute by the lines' own times, or at all of a log whose lines have no times."""
+    """Finds the cause for a process that has served. Looks only at the last minute of the log, by the lines' own times,
+    or at all of a log whose lines have no times."""
     lines = log.splitlines(keepends=True)
     times = _times_of(lines)
     if not times:
@@ -71,7 +71,7 @@ def _times_of(lines: Sequence[str]) -> dict[int, datetime]:
 
 
 def _time_of(line: str) -> datetime | None:
-    """The time at the beginning of a line. A log has no year: one that is a leap year is put there."""
+    """The time at the beginning of a line. Log lines have no year, so a leap year is assumed."""
     prefix = _PREFIX.match(line)
     at = prefix["at"] if prefix else None
     try:

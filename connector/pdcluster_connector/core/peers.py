@@ -5,8 +5,8 @@ Every lane of a prefill rank is a peer of its own, and a hello holds the layout 
 - of a refused peer only the reason is kept, and not for long;
 - peers of one prefill rank share the rank's hello;
 - a peer is forgotten with its session;
-- a peer without a session, or whose rank has said hello as a newer peer, is forgotten once it has been silent for
-  ``EARLY_S`` and no receive waits for it.
+- a peer is forgotten after ``EARLY_S`` of silence if it has no session or its rank has a newer peer, and no receive
+  waits for it.
 
 ``now`` is running seconds everywhere.
 """

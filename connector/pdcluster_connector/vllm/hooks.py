@@ -124,10 +124,10 @@ class WorkerHooks:
         """A step begins."""
 
     def layer_saved(self, layer_name: str) -> None:
-        """The forward pass has ordered the KV of a layer."""
+        """The forward pass has submitted the kernels that write this layer's KV."""
 
     def end_step(self) -> None:
-        """All layers of the step are ordered."""
+        """The forward pass has submitted the kernels that write the KV of all layers."""
 
     def sent(self, finished: set[str]) -> set[RequestId]:  # noqa: ARG002  # for prefill
         """The requests whose blocks vLLM may free, now that those of ``finished`` compute no more."""

@@ -1,10 +1,10 @@
 """The version of this vLLM, and its differences from newer versions, as far as the connector meets them.
 
-    0.23           as 0.24, and a block that a running step writes may be given to another request
-    0.24, 0.25     as 0.26, and so may a block before a sliding window
-    0.26 .. 0.28   layouts without names, failures told by block, block tables told by their changes
-    0.29           layouts with names (``v1/kv_cache_layout.py``)
-    0.30 .. 0.33   failures told by request (``KVConnectorTransferResults``), whole block tables at each step
+    0.30 .. 0.33   has all of ``VllmRelease``
+    0.29           tells failures by block (no ``KVConnectorTransferResults``), and only the changes of block tables
+    0.26 .. 0.28   also has no names of layouts (``v1/kv_cache_layout.py``)
+    0.24, 0.25     also may give a block before a sliding window to another request while a running step uses it
+    0.23           also may give any block of a request that ends to another one while a running step writes it
 
 ``connector.py`` imports this module before any name of vLLM's that some versions lack: an engine of a version that is
 not supported ends with one clear line, and not with an ImportError.

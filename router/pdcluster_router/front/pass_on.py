@@ -2,9 +2,9 @@
 
 Such a question needs neither a pair nor a place in the queue: vLLM answers it without its engine's core (vLLM 0.32
 ``entrypoints/serve/tokenize``, ``entrypoints/anthropic``). If an engine hangs up, the router asks another one, since
-questions change nothing. But a large question that takes too long, or one whose answer is too large, is asked once: it
-occupies the one tokenizer that an engine has for all prompts, and would go on to the next engine's. A small one may
-only have waited for such a question of another client.
+questions change nothing. But a large question that takes too long, or one whose answer is too large, is sent to one
+engine only. It blocks that engine's tokenizer, and would block the next one's. A small one may only have waited for
+such a question of another client.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ TAKEN: Final = frozenset(
         "trace_sample_ratio",
     )
 )
-"""The rest belongs to sockets, files, threads or processes that a router makes at its start."""
+"""The rest belongs, whole or in part, to what a router makes once, at its start: sockets, files, threads, processes,
+the ports for TLS and PROXY headers (``client_read_timeout_s``, ``client_linger_s``), and the room for engines' calls
+(``max_reservation_bytes``)."""
 
 
 @dataclass(frozen=True, slots=True)

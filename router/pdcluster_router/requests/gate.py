@@ -35,7 +35,7 @@ Start = Callable[[HotCycle, ClientRequest], None]
 
 
 class Gate:
-    """The queue of one router. Event loop only; ``drain`` empties it."""
+    """Lets requests into the queues of one router, and out of them. Event loop only; ``drain`` empties it."""
 
     def __init__(self, services: Services, start: Start, flow_of: Callable[[str], KeyFlow]) -> None:
         """``start``: called with each request that enters. ``flow_of``: returns the flow of a key's name."""

@@ -1,8 +1,9 @@
 """A request whose bytes a gateway carries: which of its terms are other ones than for a client of our own.
 
 The gateway has sent the request when the router learns how its engine answers, so one decode engine is asked. Where
-answers go by unread, an unfinished one cannot be told from a whole one, and silence not from a busy engine. A stream's
-head says nothing there, for vLLM sends it before it knows that the request works: such a stream begins at its end.
+answers go by unread, an unfinished one cannot be told from a whole one, and silence not from a busy engine.
+vLLM sends a stream's head before it knows that the request works. So the router counts such a stream as begun only when
+it ends.
 """
 
 from __future__ import annotations

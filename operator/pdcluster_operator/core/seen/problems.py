@@ -3,8 +3,8 @@
 A *death* is one end of a container's program. Kubernetes keeps the last death and counts all deaths in one pod. This
 file counts the *row*: how many deaths in a row had the same cause, from one picture of the pod to the next. A row of
 three is a *crash loop*. A life of more than ten minutes in which the pod was ready ends a row, as it ends the kubelet's
-back-off. When a pod is seen for the first time, all its deaths count as one row, unless the pod is too old for that:
-for each death it may be older by a life of ten minutes and a back-off.
+back-off. When a pod is seen for the first time, all its deaths count as one row, unless the pod is older than ten
+minutes and a back-off for each death.
 
 LeaderWorkerSets with ``RecreateGroupOnPodRestart`` make a group anew as soon as one of its containers has died. So no
 container of theirs is seen waiting in ``CrashLoopBackOff``. A row goes on from a pod to the next pod of the same name.

@@ -1,4 +1,4 @@
-"""The admissions of one router: one for each role that prefills, and one of each for every base model.
+"""Each base model has an admission for each role that prefills.
 
     all decode engines list one base model    the shared ones, for all requests
     they list several                         those of the request's model: however many requests want one model, they

@@ -200,8 +200,8 @@ def _worth(engines: list[E]) -> tuple[bool, ...]:
 def _group_of(identity: Identity, engines: list[E], present: list[E]) -> ModelGroup[E]:
     """A base model that no prefill engine serves is a mistake in somebody's settings: then no engine can be used.
 
-    If no healthy pair has told it, silent ones may get its requests, each where no healthy engine of its role and
-    revision has told it: the connectors compare base models.
+    If no healthy pair lists the model, engines without a list may serve it, unless a healthy engine of their role and
+    revision lists it: the connectors compare base models.
     """
     if identity != BASE:
         return _group(engines, present)

@@ -23,7 +23,7 @@ import msgspec
 from pdcluster_operator.caches import Key
 from pdcluster_operator.clock import steady_s
 from pdcluster_operator.core.seen.observed import VerificationResult
-from pdcluster_operator.core.trials import TargetTrials, TrialVerdict
+from pdcluster_operator.core.verifications import TargetVerifications, VerificationEnd
 from pdcluster_operator.errors import KubeError
 from pdcluster_operator.kinds import Ref
 from pdcluster_operator.pool_secrets import PoolSecrets
@@ -102,7 +102,7 @@ class TargetVerifier:
         self._secrets = secrets
         self._timeout_s = timeout_s
         self._on_result = on_result
-        self._trials: dict[Key, TargetTrials] = {}
+        self._verifications: dict[Key, TargetVerifications] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._room = asyncio.Semaphore(MAX_RUNNING)
 
@@ -115,38 +115,38 @@ class TargetVerifier:
     @property
     def num_running(self) -> int:
         """Number of requests that are under way or wait for room."""
-        return sum(trial.due_at is None for trial in self._trials.values())
+        return sum(known.due_at is None for known in self._verifications.values())
 
     def results(self, key: Key) -> Mapping[str, VerificationResult]:
         """The PDCluster's last result, by name of its target; empty: there is no result yet."""
-        trial = self._trials.get(key)
-        return {trial.target: trial.result} if trial and trial.result else {}
+        known = self._verifications.get(key)
+        return {known.target: known.result} if known and known.result else {}
 
     def ask(self, key: Key, asked: ToVerify) -> float | None:
         """Send a request if it is time. Returns seconds until the next call; None: a request is under way."""
-        now, trial = steady_s(), self._trials.get(key)
-        if trial is None or trial.target != asked.target:
-            trial = TargetTrials(asked.target, now)
-        if trial.may_start(now) and self._tasks is not None:
-            trial = trial.started()
-            self._tasks.create_task(self._prove(key, asked, trial), name=f"verify {key}")
-        self._trials[key] = trial
-        return None if trial.due_at is None else max(0.0, trial.due_at - now)
+        now, known = steady_s(), self._verifications.get(key)
+        if known is None or known.target != asked.target:
+            known = TargetVerifications(asked.target, now)
+        if known.may_start(now) and self._tasks is not None:
+            known = known.started()
+            self._tasks.create_task(self._prove(key, asked, known), name=f"verify {key}")
+        self._verifications[key] = known
+        return None if known.due_at is None else max(0.0, known.due_at - now)
 
     def forget(self, key: Key) -> None:
         """Drop the results of a PDCluster that is gone or whose engines go. A request under way will not count."""
-        self._trials.pop(key, None)
+        self._verifications.pop(key, None)
 
-    async def _prove(self, key: Key, asked: ToVerify, trial: TargetTrials) -> None:
+    async def _prove(self, key: Key, asked: ToVerify, known: TargetVerifications) -> None:
         async with self._room:
             verdict, error = await self._send(asked)
-        if self._trials.get(key) is not trial:
+        if self._verifications.get(key) is not known:
             return  # The PDCluster is gone or has another target: the result is of no use.
         logger.info("verified cluster=%s target=%s verdict=%s reason=%s", key, asked.target, verdict.name, error or "-")
-        self._trials[key] = trial.ended(verdict, error, steady_s(), random.random())  # noqa: S311 - spreads load
+        self._verifications[key] = known.ended(verdict, error, steady_s(), random.random())  # noqa: S311 - spreads load
         self._on_result(key)
 
-    async def _send(self, asked: ToVerify) -> tuple[TrialVerdict, str]:
+    async def _send(self, asked: ToVerify) -> tuple[VerificationEnd, str]:
         try:
             secret = await self._secret(asked)
             pods = asked.prefill_pods[:MAX_PODS], asked.decode_pods[:MAX_PODS]
@@ -159,19 +159,19 @@ class TargetVerifier:
                 status, answer = await self._post(asked, body, headers)
             return _verdict_of(status, answer)
         except ConfigError as error:
-            return TrialVerdict.FAILED, str(error)
+            return VerificationEnd.FAILED, str(error)
         except KubeError as error:
-            return TrialVerdict.UNANSWERED, str(error)
+            return VerificationEnd.UNANSWERED, str(error)
         except TimeoutError:
-            return TrialVerdict.UNANSWERED, f"{asked.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
+            return VerificationEnd.UNANSWERED, f"{asked.url} did not answer in {self._timeout_s + _MARGIN_S:g} s"
         except aiohttp.ClientSSLError as error:
-            return TrialVerdict.UNANSWERED, _not_trusted(asked, error)
+            return VerificationEnd.UNANSWERED, _not_trusted(asked, error)
         except (aiohttp.ClientError, OSError) as error:
-            return TrialVerdict.UNANSWERED, f"{asked.url} could not be asked: {error}"
+            return VerificationEnd.UNANSWERED, f"{asked.url} could not be asked: {error}"
         except Exception as error:
             # The top of a task: a bug in one pool's verification must not end the term, and with it all pools' work.
             logger.exception("verification broke target=%s", asked.target)
-            return TrialVerdict.UNANSWERED, f"{asked.url} could not be asked: {type(error).__name__}"
+            return VerificationEnd.UNANSWERED, f"{asked.url} could not be asked: {type(error).__name__}"
 
     async def _secret(self, asked: ToVerify) -> Secret:
         """The pool's secret.
@@ -223,13 +223,13 @@ def _not_trusted(asked: ToVerify, error: aiohttp.ClientSSLError) -> str:
     return f"{told}: its certificate must have the name {name}, and be signed by {key} of {secret}"
 
 
-def _verdict_of(status: int, body: bytes) -> tuple[TrialVerdict, str]:
+def _verdict_of(status: int, body: bytes) -> tuple[VerificationEnd, str]:
     message = _message_of(body)
     if status == 200:
-        return TrialVerdict.PASSED, ""
+        return VerificationEnd.PASSED, ""
     if status >= _SERVER_ERROR or status in _NO_VERDICT:
-        return TrialVerdict.UNANSWERED, f"the router answered {status}: {message}"
-    return TrialVerdict.FAILED, message
+        return VerificationEnd.UNANSWERED, f"the router answered {status}: {message}"
+    return VerificationEnd.FAILED, message
 
 
 def _message_of(body: bytes) -> str:

@@ -2,16 +2,16 @@
 
 Nothing is remembered: after a restart, in a rollback or with a third revision only the numbers differ. Words:
 
-    group     old workloads that go together: both roles of an old revision; or, if a role changed only its template,
+    cohort    old workloads that go together: both roles of an old revision; or, if a role changed only its template,
               the old templates of that role (their engines still pair with the target's)
-    leave     to take a whole group away; before that the group keeps an instance of each of its roles
+    leave     to take a whole cohort away; before that the cohort keeps an instance of each of its roles
     orphan    a workload of an old revision whose other role is gone: its engines will never be paired again
     useful    a ready instance whose revision serves (has a ready instance of each role) or is the one that the spec
               asks for; an instance of the target itself is useful only when the target is verified
 
 The planner looks for moves in this order. All moves that are possible now make one step:
 
-    orphans go -> the target shrinks to wanted -> old ones go, useless first -> groups are left -> the target grows
+    orphans go -> the target shrinks to wanted -> old ones go, useless first -> cohorts are left -> the target grows
 
 The laws (tests/property/test_rollout.py):
   - the target grows only while all pods, terminating ones too, stay within wanted + surge;
@@ -19,7 +19,7 @@ The laws (tests/property/test_rollout.py):
     than wanted: those go at once. A useless instance goes only if wanted - unavailable instances would remain once all
     old ones got ready (as in a Deployment's clean-up of unhealthy replicas);
   - while an old revision is there, the two roles' shares (target's replicas / wanted) differ by one instance at most;
-  - a group that serves is left only when the target is verified and ready, or has no room for its first instance.
+  - a cohort that serves is left only when the target is verified and ready, or has no room for its first instance.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Cohort:
     """Old workloads that are left together; ``roles``: one or both."""
 
     revision: str
@@ -109,8 +109,8 @@ def _next_move(fleet: Fleet) -> Fleet | None:
 def _next_move_when_stuck(fleet: Fleet) -> Fleet | None:
     """A move that breaks a rule, if no other move is possible.
 
-    Without surge a role may have no place for its first new instance: then a group that serves is left. If both roles
-    changed only their templates, both groups are left at once, for one after the other would take twice as long. The
+    Without surge a role may have no place for its first new instance: then a cohort that serves is left. If both roles
+    changed only their templates, both cohorts are left at once, for one after the other would take twice as long. The
     last rule to break is proportion: if the role that is behind cannot grow, the other role grows first.
     """
     if moved := _leave_for_room(fleet):
@@ -135,9 +135,9 @@ def _trim_target(fleet: Fleet) -> Fleet | None:
 
 
 def _lower_old(fleet: Fleet) -> Fleet | None:
-    """Lower an old workload by one instance, where its group keeps another instance of this role, and goes on serving
+    """Lower an old workload by one instance, where its cohort keeps another instance of this role, and goes on serving
     if it does."""
-    spare = [(role, old) for group in _groups(fleet) for role, old in _beyond_one(fleet, group)]
+    spare = [(role, old) for cohort in _cohorts(fleet) for role, old in _beyond_one(fleet, cohort)]
     for role, old in sorted(spare, key=lambda found: _loss(fleet, found[1])):
         lowered = fleet.asked(role, old.name, old.replicas - 1)
         ends_service = fleet.serves(old.revision) and not lowered.serves(old.revision)
@@ -147,32 +147,32 @@ def _lower_old(fleet: Fleet) -> Fleet | None:
 
 
 def _leave(fleet: Fleet) -> Fleet | None:
-    groups = _groups(fleet)
+    cohorts = _cohorts(fleet)
     is_proven = fleet.is_verified and all(fleet.of(role).target.staying for role in ROLES)
-    # A group that cannot serve may go at once, as long as a group that can serve is kept for a rollback.
-    is_safe = any(fleet.serves(group.revision) for group in groups)
-    for group in groups:
-        may_go = is_proven or (is_safe and not fleet.serves(group.revision))
-        if may_go and (moved := _left(fleet, group)):
+    # A cohort that cannot serve may go at once, as long as a cohort that can serve is kept for a rollback.
+    is_safe = any(fleet.serves(cohort.revision) for cohort in cohorts)
+    for cohort in cohorts:
+        may_go = is_proven or (is_safe and not fleet.serves(cohort.revision))
+        if may_go and (moved := _left(fleet, cohort)):
             return moved
     return None
 
 
 def _leave_for_room(fleet: Fleet) -> Fleet | None:
     lacking = {role for role in ROLES if not fleet.of(role).target.replicas}
-    for group in _groups(fleet):
-        is_in_the_way = lacking.intersection(group.roles) and _is_settled(fleet, group.roles)
-        if is_in_the_way and (moved := _left(fleet, group)):
+    for cohort in _cohorts(fleet):
+        is_in_the_way = lacking.intersection(cohort.roles) and _is_settled(fleet, cohort.roles)
+        if is_in_the_way and (moved := _left(fleet, cohort)):
             return moved
     return None
 
 
-def _left(fleet: Fleet, group: _Group) -> Fleet | None:
-    """The fleet without this group; None: one of the group's roles still needs its instances."""
-    members = {role: group.members(fleet, role) for role in group.roles}
-    if not all(_may_lower(fleet, role, dict.fromkeys(members[role], 0)) for role in group.roles):
+def _left(fleet: Fleet, cohort: _Cohort) -> Fleet | None:
+    """The fleet without this cohort; None: one of the cohort's roles still needs its instances."""
+    members = {role: cohort.members(fleet, role) for role in cohort.roles}
+    if not all(_may_lower(fleet, role, dict.fromkeys(members[role], 0)) for role in cohort.roles):
         return None
-    for role in group.roles:
+    for role in cohort.roles:
         for old in members[role]:
             fleet = fleet.asked(role, old.name, 0)
     return fleet
@@ -199,19 +199,19 @@ def _keeps_pace(fleet: Fleet, role: Role) -> bool:
     return ahead <= max(ours.wanted, theirs.wanted) or all(old.revision == fleet.revision for _, old in fleet.old)
 
 
-def _groups(fleet: Fleet) -> list[_Group]:
-    """All groups. Groups that do not serve come first; otherwise the oldest come first."""
+def _cohorts(fleet: Fleet) -> list[_Cohort]:
+    """All cohorts. Cohorts that do not serve come first; otherwise the oldest come first."""
     keys = [
-        _Group(old.revision, (role,) if old.revision == fleet.revision else ROLES)
+        _Cohort(old.revision, (role,) if old.revision == fleet.revision else ROLES)
         for role, old in fleet.old
         if not fleet.is_orphan(role, old)
     ]
-    return sorted(dict.fromkeys(keys), key=lambda group: fleet.serves(group.revision))
+    return sorted(dict.fromkeys(keys), key=lambda cohort: fleet.serves(cohort.revision))
 
 
-def _beyond_one(fleet: Fleet, group: _Group) -> Iterator[tuple[Role, Workload]]:
-    for role in group.roles:
-        members = group.members(fleet, role)
+def _beyond_one(fleet: Fleet, cohort: _Cohort) -> Iterator[tuple[Role, Workload]]:
+    for role in cohort.roles:
+        members = cohort.members(fleet, role)
         if sum(old.replicas for old in members) > 1:
             yield from ((role, old) for old in members)
 

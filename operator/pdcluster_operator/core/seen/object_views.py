@@ -106,7 +106,7 @@ class PodView(View):
         return replace(self, deaths=counted(self.deaths, before.deaths, is_same_pod=self.uid == before.uid))
 
     @property
-    def leads(self) -> bool:
+    def answers_http(self) -> bool:
         """Whether this pod answers HTTP for its instance."""
         return self.labels.get(labels.LEADER) == "true"
 

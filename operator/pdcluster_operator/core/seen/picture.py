@@ -25,9 +25,9 @@ class Picture:
     pods: tuple[PodView, ...]
 
     @property
-    def leaders(self) -> Iterator[PodView]:
+    def http_pods(self) -> Iterator[PodView]:
         """For each instance the pod that answers HTTP. Workers of a group share the fate of that pod."""
-        return (pod for pod in self.pods if pod.leads)
+        return (pod for pod in self.pods if pod.answers_http)
 
     def of(self, kind: Kind) -> list[ChildView]:
         return [child for child in self.children if child.ref.kind == kind]
@@ -60,12 +60,12 @@ def routers_of(picture: Picture) -> Routers:
 def ready_pods(picture: Picture, role: Role, revision: str, template: str) -> list[str]:
     """Names of the ready pods of one workload: for each instance the pod that answers HTTP."""
     wanted = (role.value, revision, template)
-    return sorted(pod.ref.name for pod in picture.leaders if pod.is_ready and pod.workload == wanted)
+    return sorted(pod.ref.name for pod in picture.http_pods if pod.is_ready and pod.workload == wanted)
 
 
 def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
     pods: dict[tuple[str, str, str], list[PodView]] = {}
-    for pod in picture.leaders:
+    for pod in picture.http_pods:
         pods.setdefault(pod.workload, []).append(pod)
     for child in picture.children:
         kind, role, key = child.ref.kind, _role_of(child), tuple_of(child.labels)
@@ -88,10 +88,10 @@ def _workloads(picture: Picture) -> Iterable[SeenWorkload]:
         )
 
 
-def _ready_groups(kind: Kind, leaders: Collection[PodView]) -> tuple[int, ...] | None:
+def _ready_groups(kind: Kind, http_pods: Collection[PodView]) -> tuple[int, ...] | None:
     """Indexes of the ready groups; None: it is a Deployment, or groups do not tell each its own index."""
-    groups = {pod.group: pod.is_ready for pod in leaders if pod.is_live}
-    is_told = None not in groups and len(groups) == sum(pod.is_live for pod in leaders)
+    groups = {pod.group: pod.is_ready for pod in http_pods if pod.is_live}
+    is_told = None not in groups and len(groups) == sum(pod.is_live for pod in http_pods)
     ready = sorted(group for group, is_ready in groups.items() if is_ready and group is not None)
     return tuple(ready) if kind == LEADER_WORKER_SET and is_told else None
 
@@ -142,7 +142,7 @@ def _child_problem(picture: Picture, child: ChildView) -> str:
     """
     if child.problem or child.ref.kind != LEADER_WORKER_SET:
         return child.problem
-    ours = [pod for pod in picture.leaders if pod.workload == tuple_of(child.labels)]
+    ours = [pod for pod in picture.http_pods if pod.workload == tuple_of(child.labels)]
     if len(ours) >= child.replicas:
         return ""
     name = child.ref.name

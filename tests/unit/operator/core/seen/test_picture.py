@@ -21,9 +21,9 @@ def metadata(name: str, more: dict[str, str]) -> dict[str, Any]:
     return {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "5", "labels": {**OWN, **more}}
 
 
-def pod(name: str, *, leads: bool, is_ready: bool = True, template: str = "t", revision: str = "r") -> PodView:
+def pod(name: str, *, answers_http: bool, is_ready: bool = True, template: str = "t", revision: str = "r") -> PodView:
     own = {labels.TEMPLATE: template, labels.REVISION: revision}
-    more = {**own, labels.LEADER: "true"} if leads else own
+    more = {**own, labels.LEADER: "true"} if answers_http else own
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(is_ready)}]}
     view = view_of({"apiVersion": "v1", "kind": "Pod", "metadata": metadata(name, more), "status": status})
     assert isinstance(view, PodView)
@@ -42,20 +42,20 @@ def leader_worker_set(replicas: int) -> ChildView:
 
 def test_a_group_on_several_nodes_is_one_instance_and_its_leader_says_how_it_is() -> None:
     pods = (
-        pod("a", leads=True),
-        pod("a-1", leads=False),
-        pod("b", leads=True, is_ready=False),
-        pod("b-1", leads=False),
+        pod("a", answers_http=True),
+        pod("a-1", answers_http=False),
+        pod("b", answers_http=True, is_ready=False),
+        pod("b-1", answers_http=False),
     )
     picture = Picture((leader_worker_set(2),), pods)
     [workload] = observed_of(picture).workloads
     assert (workload.live, workload.ready) == (2, 1)
-    assert ready_pods(picture, Role.DECODE, "r", "t") == ["a"], "only a leader can be asked"
+    assert ready_pods(picture, Role.DECODE, "r", "t") == ["a"], "only a pod that answers HTTP can be asked"
 
 
 def test_groups_tell_which_of_them_are_ready_or_else_count_as_those_of_a_deployment() -> None:
     def of_group(name: str, index: str, *, is_ready: bool = True) -> PodView:
-        view = pod(name, leads=True, is_ready=is_ready)
+        view = pod(name, answers_http=True, is_ready=is_ready)
         return replace(view, labels={**view.labels, labels.GROUP_INDEX: index})
 
     def ready_groups(*pods: PodView) -> tuple[int, ...] | None:
@@ -64,13 +64,17 @@ def test_groups_tell_which_of_them_are_ready_or_else_count_as_those_of_a_deploym
 
     assert ready_groups(of_group("c", "2"), of_group("b", "1", is_ready=False), of_group("a", "0")) == (0, 2)
     assert ready_groups() == ()
-    assert ready_groups(of_group("a", "0"), pod("b", leads=True)) is None, "one has no index"
+    assert ready_groups(of_group("a", "0"), pod("b", answers_http=True)) is None, "one has no index"
     assert ready_groups(of_group("a", "x")) is None
     assert ready_groups(of_group("a", "0"), of_group("b", "0", is_ready=False)) is None, "podOverrides has set it"
 
 
 def test_a_target_is_proven_by_its_own_pods_alone() -> None:
-    pods = (pod("old", leads=True, template="s"), pod("older", leads=True, revision="q"), pod("new", leads=True))
+    pods = (
+        pod("old", answers_http=True, template="s"),
+        pod("older", answers_http=True, revision="q"),
+        pod("new", answers_http=True),
+    )
     assert ready_pods(Picture((), pods), Role.DECODE, "r", "t") == ["new"]
 
 
@@ -104,13 +108,13 @@ def test_problems_say_whose_they_are_and_crash_loops_come_first() -> None:
 
 
 def test_a_group_set_whose_pods_nobody_makes_says_where_the_reason_is() -> None:
-    [problem] = observed_of(Picture((leader_worker_set(2),), (pod("a", leads=True),))).problems
+    [problem] = observed_of(Picture((leader_worker_set(2),), (pod("a", answers_http=True),))).problems
     assert (problem.role, problem.text) == (
         Role.DECODE,
         "LeaderWorkerSet set asks for 2 groups and 1 have a pod: where it stays so, "
         "`kubectl describe statefulset set` tells why",
     )
-    whole = Picture((leader_worker_set(1),), (pod("a", leads=True),))
+    whole = Picture((leader_worker_set(1),), (pod("a", answers_http=True),))
     assert observed_of(whole).problems == ()
 
 

@@ -19,7 +19,7 @@ PATIENCE: Final = 4
 """Requests in a row without an answer until the verification counts as failed: with waits of up to half a minute."""
 
 
-class TrialVerdict(Enum):
+class VerificationEnd(Enum):
     """The result of one request."""
 
     PASSED = auto()
@@ -28,7 +28,7 @@ class TrialVerdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class TargetTrials:
+class TargetVerifications:
     """All requests for one target. ``due_at``: when the next may be sent; None: a request is under way."""
 
     target: str
@@ -40,14 +40,14 @@ class TargetTrials:
     def may_start(self, now: float) -> bool:
         return self.due_at is not None and now >= self.due_at
 
-    def started(self) -> TargetTrials:
+    def started(self) -> TargetVerifications:
         return replace(self, due_at=None)
 
-    def ended(self, verdict: TrialVerdict, error: str, now: float, chance: float) -> TargetTrials:
-        """The trials after a request has ended. ``chance``: in [0, 1), spreads the next requests."""
-        if verdict is TrialVerdict.PASSED:
-            return TargetTrials(self.target, now + PACE.most_s, result=VerificationResult(Verification.PASSED))
-        num_unanswered = self.num_unanswered + 1 if verdict is TrialVerdict.UNANSWERED else 0
+    def ended(self, verdict: VerificationEnd, error: str, now: float, chance: float) -> TargetVerifications:
+        """The verifications after a request has ended. ``chance``: in [0, 1), spreads the next requests."""
+        if verdict is VerificationEnd.PASSED:
+            return TargetVerifications(self.target, now + PACE.most_s, result=VerificationResult(Verification.PASSED))
+        num_unanswered = self.num_unanswered + 1 if verdict is VerificationEnd.UNANSWERED else 0
         is_verdict = not num_unanswered or num_unanswered >= PATIENCE
         return replace(
             self,

@@ -107,7 +107,7 @@ class HttpKube:
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._fence = fence
-        self._on_answer = on_answer or _nobody_listens
+        self._on_answer = on_answer or _ignore
 
     async def get(self, ref: Ref) -> Object | None:
         """The object; None when there is none."""
@@ -325,5 +325,5 @@ def _listed(metadata: Object) -> Listed:
     return Listed(metadata["uid"], namespace, metadata["name"], metadata["resourceVersion"])
 
 
-def _nobody_listens(call: ApiCall, status: int) -> None:
+def _ignore(call: ApiCall, status: int) -> None:
     pass

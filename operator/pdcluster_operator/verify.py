@@ -210,7 +210,7 @@ async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
         if len(body) > MAX_ANSWER_BYTES:
             response.close()
             if response.status >= _SERVER_ERROR:
-                break  # A page of a proxy: nobody has answered yet.
+                break  # A page of a proxy: no router has answered yet.
             raise ConfigError(f"{url} answered more than {MAX_ANSWER_BYTES} bytes: no router of ours does")
     return bytes(body)
 

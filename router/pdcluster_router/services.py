@@ -155,13 +155,13 @@ class Services:
         if settings.discovery is Discovery.STATIC:
             self.roster.update(_named_in(settings))
 
-    def follow(self, settings: Settings) -> None:
+    def apply_settings(self, settings: Settings) -> None:
         """``settings`` hold from now on, for new requests; engines that are not named any more finish what they have.
-        The gate follows by itself."""
+        The gate takes them by itself."""
         self.settings = settings
         self.roster.limit(_pool_limits_in(settings))
         self.terms = self._terms_in(settings)
-        self.model_terms.follow(
+        self.model_terms.apply_settings(
             self.terms,
             refuses_unknown=settings.unknown_models is UnknownModels.REFUSE,
             aliases=settings.models_by_alias,

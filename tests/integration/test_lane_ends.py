@@ -131,7 +131,7 @@ def test_a_retired_lane_leaves_no_descriptor() -> None:
         lane = worker._lanes[decode.address]
         worker._retire_stale(decode.address, time.monotonic())
         assert until(lambda: lane.is_over)
-        worker._bury()
+        worker._free_ended_lanes()
         assert lane._wakeup._is_closed
 
 

@@ -31,7 +31,7 @@ class ChangingKeys(RuleBasedStateMachine):
     @rule(flows=FILES)
     def the_file_changes(self, flows: dict[str, KeyFlow]) -> None:
         self.flows = flows
-        self.queue.follow(flows.__getitem__, now=0.0)
+        self.queue.set_flows(flows.__getitem__, now=0.0)
 
     @rule(name=st.sampled_from(NAMES), cost=st.integers(1, 50), flow=st.builds(KeyFlow, st.just(""), weight=WEIGHTS))
     def one_comes_with_its_key_as_it_is_now(self, name: str, cost: int, flow: KeyFlow) -> None:
@@ -102,7 +102,7 @@ def test_what_waits_is_let_in_by_the_new_weights_as_soon_as_they_change(
     )
     for number in range(80):
         if number == num_before:
-            queue.follow(lambda name: KeyFlow(name, weight=weights[name]), now=0.0)
+            queue.set_flows(lambda name: KeyFlow(name, weight=weights[name]), now=0.0)
         (first,) = queue.in_order(1, now=0.0)
         queue.let_in(first, first[0], now=0.0)
         left[first[0]] -= 1

@@ -142,7 +142,7 @@ def test_changes_of_the_file_lose_no_slot(steps: list[dict[str, KeyLimits] | str
     for step in steps:
         if isinstance(step, dict):
             limits = step
-            uses.follow(limits)
+            uses.set_limits(limits)
         elif isinstance(step, str):
             if (use := uses.of(step)) is not None and use.enter(1, now=0.0) is None:
                 running.append((step, use))
@@ -154,7 +154,7 @@ def test_changes_of_the_file_lose_no_slot(steps: list[dict[str, KeyLimits] | str
         assert limits.keys() <= {name for name, _ in uses.all()}
     for _, use in running:
         use.leave()
-    uses.follow({})
+    uses.set_limits({})
     assert not list(uses.all())
 
 

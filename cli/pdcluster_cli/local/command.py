@@ -93,7 +93,7 @@ def main(words: Sequence[str]) -> int:
     try:
         options = parse_options(words)
     except ConfigError as error:
-        _say(str(error))
+        _print_line(str(error))
         return 2
     with _signals_raise():
         try:
@@ -101,13 +101,13 @@ def main(words: Sequence[str]) -> int:
         except BrokenPipeError:  # of stdout, whose reader has enough
             raise
         except NotReady as error:
-            _say(f"{error}\npdcluster: if it was only slow, give --start-timeout SECONDS more")
+            _print_line(f"{error}\npdcluster: if it was only slow, give --start-timeout SECONDS more")
             return 1
         except (EngineDied, ZygoteError, ChatError, OSError) as error:
-            _say(str(error))
+            _print_line(str(error))
             return 1
         except Stopped as stopped:
-            _say("stopped")
+            _print_line("stopped")
             return stopped.exit_status
 
 
@@ -120,11 +120,11 @@ def _check_and_serve(options: Options) -> int:
     model = _model_of(options) if not problems else None
     problems += _problems_of(model, options) if model else []
     for problem in problems:
-        _say(problem)
+        _print_line(problem)
     if problems or model is None:
         return 1
     for remark in [*remarks(options, machine), *([model.remark] if model.remark else [])]:
-        _say(remark)
+        _print_line(remark)
     return _serve(Run(options, machine, model, _make_run_folder(cache_root(os.environ) / "runs")))
 
 
@@ -142,7 +142,7 @@ def _model_of(options: Options) -> ModelSource:
     """The user's model, or else the tiny one, which we make here and which needs no hub."""
     if options.model is not None:
         return find_model(options.model, os.environ)
-    _say("no --model given: a tiny model that says nothing sensible will do")
+    _print_line("no --model given: a tiny model that says nothing sensible will do")
     folder = ensure_tiny_model()
     return ModelSource(str(folder), env=OFFLINE, config_file=folder / "config.json")
 
@@ -155,13 +155,13 @@ def _serve(run: Run) -> int:
 
 def _serve_on(run: Run, internal_port: int, engine_ports: Sequence[int]) -> int:
     plans = plan_engines(run.options, run.machine, model=run.model.argument, folder=run.folder, ports=engine_ports)
-    _say(f"logs are in {run.folder}")
+    _print_line(f"logs are in {run.folder}")
     modules = preload_modules(run.machine.device)
     secrets = secret_env(os.environ)
     env = {**_env(run), **secrets}
     with _zygote(Zygote(modules, env=env, log_path=run.folder / "import.log", scratch=SCRATCH)) as zygote:
         router = dataclasses.replace(run.router, internal_port=internal_port)
-        members = start_members(zygote, plans, router, _say, timeout_s=run.options.start_timeout_s)
+        members = start_members(zygote, plans, router, _print_line, timeout_s=run.options.start_timeout_s)
         traces = [run.router.trace_file, *(plan.trace_file for plan in plans if plan.trace_file)]
         prove = partial(prove_transfer, router.internal_port, load_secret(secrets, host=LOOPBACK))
         _ask_first_question(run.options, members, traces, prove)
@@ -183,13 +183,13 @@ def _ask_first_question(
         model = served_model(options.port, timeout_s=ANSWER_TIMEOUT_S)
         began = time.monotonic()
         proved = prove()
-        _say(f"a first request went through both engines in {time.monotonic() - began:.2f} s")
+        _print_line(f"a first request went through both engines in {time.monotonic() - began:.2f} s")
         _print_answer(options, model)
     except QuestionRefused as error:
         if options.is_once:
             raise
         print(flush=True)
-        _say(f"{error}\npdcluster: the pool serves all the same, since KV went through it: {proved}")
+        _print_line(f"{error}\npdcluster: the pool serves all the same, since KV went through it: {proved}")
         return
     except ChatError as error:
         raise find_dead(members, 2.0, have_served=True) or error from error
@@ -207,7 +207,7 @@ def _print_answer(options: Options, model: str) -> None:
 
 
 def _serve_until_stopped(port: int, internal_port: int, members: Sequence[PoolProcess]) -> NoReturn:
-    _say(serving_text(port, internal_port))
+    _print_line(serving_text(port, internal_port))
     try:
         dead = find_dead(members, None, have_served=True)
     except Stopped as stopped:
@@ -274,7 +274,7 @@ def _zygote(zygote: Zygote) -> Iterator[Zygote]:
     try:
         yield zygote
     except Stopped:
-        _say("stopping")
+        _print_line("stopping")
         raise
     finally:
         try:
@@ -312,7 +312,7 @@ def _shortened(text: str) -> str:
     return line if len(line) <= 120 else f"{line[:70]} [...] {line[-40:]}"
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Print the line. Where stderr is closed, as behind a closed terminal, the clean-up goes on without it."""
     with contextlib.suppress(OSError):
         print(f"pdcluster: {line}", file=sys.stderr, flush=True)

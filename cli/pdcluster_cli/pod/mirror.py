@@ -95,7 +95,7 @@ def main(words: Sequence[str]) -> int:
     try:
         mirror.update()
     except NotCopied as error:
-        _say(str(error))
+        _print_line(str(error))
         return 2
     return _start(mirror, given.command, given.interval_s)
 
@@ -109,7 +109,7 @@ def _start(mirror: Mirror, command: list[str], interval_s: float) -> int:
             _follow(mirror, engine, interval_s)
         os.execvp(command[0], command)  # noqa: S606 - it is what this command is for
     except OSError as error:
-        _say(f"{command[0]} cannot be started: {error.strerror}")
+        _print_line(f"{command[0]} cannot be started: {error.strerror}")
         _end(follower)
     return 2
 
@@ -142,11 +142,11 @@ def _follow(mirror: Mirror, engine: int, interval_s: float) -> None:
         time.sleep(interval_s)
         try:
             if mirror.update():
-                _say("the certificate has changed, and its copy too")
+                _print_line("the certificate has changed, and its copy too")
             told = ""
         except NotCopied as error:
             if str(error) != told:
-                _say(f"{error}; the engine keeps the one that it has")
+                _print_line(f"{error}; the engine keeps the one that it has")
             told = str(error)
     os._exit(0)
 
@@ -177,7 +177,7 @@ def _write_in_place(path: Path, content: bytes) -> None:
         file.truncate()
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Print the line. If stderr is closed, go on without it: the engine still needs renewals."""
     with suppress(OSError):
         print(f"pdcluster mirror: {line}", file=sys.stderr, flush=True)

@@ -49,7 +49,7 @@ PRUNE_EVERY_S: Final = 5.0
 SESSION_IDLE_S: Final = 600.0
 """How long a session is kept for a silent prefill engine. Another session, for its next request, takes 1 ms to open."""
 
-_STRANGER: Final = "say hello first: this decode rank does not know you (it may have restarted)"
+_UNKNOWN: Final = "say hello first: this decode rank does not know you (it may have restarted)"
 _CUT: Final = "this decode rank has closed your session, for it could not tell whether you still write: say hello again"
 
 
@@ -191,16 +191,16 @@ class Reception:
         """Answer one message of a prefill rank."""
         known = self._peers.get(peer)
         if isinstance(message, Hello):
-            yield self._greet(peer, message, now)
+            yield self._answer_hello(peer, message, now)
         elif isinstance(message, Failed):
             # Also from a peer that we refused or have forgotten, so that its request need not wait for the deadline.
             # The frame's seal shows that the peer holds the secret.
             yield from self._progress(peer, message, now)
         elif known is None:
-            yield Reply(peer, Refusal(self._peers.refusal(peer) or _STRANGER))
+            yield Reply(peer, Refusal(self._peers.refusal(peer) or _UNKNOWN))
         else:
             self._peers.heard(peer, now=now)
-            yield from self._hear_known(peer, known, message, now)
+            yield from self._answer_known(peer, known, message, now)
 
     def invited(self, peers: Iterable[PeerId], session: SessionId, *, now: float) -> ReceptionCommands:
         """``session`` is open for the engine of ``peers``. It is cut if no peer is heard for ``SESSION_IDLE_S``."""
@@ -230,13 +230,13 @@ class Reception:
             self._prune_at = now + PRUNE_EVERY_S
             yield from self._prune(now)
 
-    def _hear_known(
+    def _answer_known(
         self, peer: PeerId, known: Peer, message: Open | Progress | Done | Fenced, now: float
     ) -> ReceptionCommands:
         if known.session is not None:
             self._heard_at[known.session] = now
         if known.session is None:
-            yield Reply(peer, Refusal(_STRANGER))
+            yield Reply(peer, Refusal(_UNKNOWN))
         elif isinstance(message, Open):
             yield from self._opened(peer, message, now)
         else:
@@ -264,7 +264,7 @@ class Reception:
         parked = {opened.peer for opens in self._parked.values() for opened in opens}
         return parked.union(*(waiting.receive.awaited() for waiting in self._waiting.values()))
 
-    def _greet(self, peer: PeerId, hello: Hello, now: float) -> ReceptionCommand:
+    def _answer_hello(self, peer: PeerId, hello: Hello, now: float) -> ReceptionCommand:
         try:
             self._require_same_protocol(hello)
             require_equal(

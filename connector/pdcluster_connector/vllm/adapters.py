@@ -68,7 +68,7 @@ def watch_loads(config: LoRAConfig | None) -> AdapterLoads | None:
     if config is None:
         return None
     loads = AdapterLoads()
-    _stand_around()
+    _wrap_load()
     _WATCHERS.append(_AdapterWatcher(config, loads))
     return loads
 
@@ -78,7 +78,7 @@ def unwatch(loads: AdapterLoads) -> None:
     _WATCHERS[:] = [watcher for watcher in _WATCHERS if watcher.loads is not loads]
 
 
-def _stand_around() -> None:
+def _wrap_load() -> None:
     """vLLM's method calls ours, once for all workers of this process."""
     if not _INNER:
         _INNER.append(WorkerLoRAManager._load_adapter)

@@ -174,7 +174,7 @@ class Lane:
             self._context.device.enter_thread()
         except Exception as error:  # noqa: BLE001  # whatever the device's library raises
             self._fail(f"prefill's lane to decode rank {self.decode_rank} cannot use its device: {error}")
-        while not self._is_over:
+        while not self._may_end:
             try:
                 self._turn(channel)
             except Exception as error:  # noqa: BLE001  # top of a thread: it must still see writes in flight end
@@ -195,7 +195,7 @@ class Lane:
             order.quiet.set()
 
     @property
-    def _is_over(self) -> bool:
+    def _may_end(self) -> bool:
         closing_at = self._closing_at
         return closing_at is not None and (not len(self._book) or time.monotonic() >= closing_at)
 

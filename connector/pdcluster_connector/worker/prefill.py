@@ -259,9 +259,9 @@ class PrefillWorker:
             del self._used_at[known]
             lane.retire()
             self._retired.append(lane)
-        self._bury()
+        self._free_ended_lanes()
 
-    def _bury(self) -> None:
+    def _free_ended_lanes(self) -> None:
         """Frees the retired lanes whose threads have ended."""
         over = [lane for lane in self._retired if lane.is_over]
         for lane in over:

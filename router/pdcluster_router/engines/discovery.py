@@ -116,7 +116,7 @@ class EngineDiscovery:
         while True:
             asked_s = 0.0
             try:
-                await self._follow()
+                await self._list_and_watch()
             except ApiStatusError as error:
                 asked_s = error.retry_after_s
                 self._failed(f"{_CURES.get(error.status, '')} {error}".lstrip())
@@ -129,7 +129,7 @@ class EngineDiscovery:
             asked_s = min(asked_s, self._backoff.most_s)
             await asyncio.sleep(self._backoff.pause_s(self._num_in_a_row, chance, asked_s=asked_s))
 
-    async def _follow(self) -> None:
+    async def _list_and_watch(self) -> None:
         self._cache.replace(await self._client.read(self._source.list_path))
         self._tell_all()
         while True:
@@ -139,7 +139,7 @@ class EngineDiscovery:
         """Follows one watch until the API server ends it in time. Raises: Unavailable: It ended at once, or broke."""
         path = self._source.watch_path(self._cache.resource_version)
         async with self._client.stream(path, limit_s=self._source.watch_timeout_s + self._source.grace_s) as lines:
-            self._follows()
+            self._note_connected()
             await self._take_all(lines)
         if self._watched_s() < MIN_WATCH_S:
             raise Unavailable("the API server ended a watch at once")
@@ -158,7 +158,7 @@ class EngineDiscovery:
         self._tell(picture.members)
         self.has_listed.set()
 
-    def _follows(self) -> None:
+    def _note_connected(self) -> None:
         self.reason = ""
         self._opened_at = time.monotonic()
         if not self.is_current:

@@ -69,7 +69,7 @@ class Probes:
         self._hiding: set[tuple[str, str]] = set()
         """The aliases, with the model of each, that an engine's own model was seen to have as its name."""
 
-    def follow(self) -> None:
+    def match_roster(self) -> None:
         """Begins to probe engines that came, and stops for those that went. Call it when the pool has changed."""
         wanted = {engine for engine in self._roster.all_engines() if _may_get_work(engine) or engine.is_busy}
         for engine in self._probing.keys() - wanted:
@@ -80,7 +80,7 @@ class Probes:
             self._probing[engine] = self._tasks.create_task(self._watch(engine), name=f"probes: {engine.name}")
 
     async def has_asked_all(self) -> None:
-        """Waits until each engine that is followed has answered a probe, or let its time pass."""
+        """Waits until each engine that is probed has answered a probe, or let its time pass."""
         while waiting := [first for first in self._firsts.values() if not first.is_set()]:
             await waiting[0].wait()
 

@@ -68,7 +68,9 @@ class ModelTerms:
         self._admissions = admissions
         self._refuses_unknown = refuses_unknown
 
-    def follow(self, terms: Terms, *, refuses_unknown: bool, aliases: Mapping[str, str], now_unix_s: float) -> None:
+    def apply_settings(
+        self, terms: Terms, *, refuses_unknown: bool, aliases: Mapping[str, str], now_unix_s: float
+    ) -> None:
         """These hold from now on, as for a new one."""
         if aliases != self.aliases:
             self.aliases_since_unix_s = now_unix_s
@@ -143,7 +145,9 @@ def size_queues(admissions: ModelAdmissions[Any], roster: Roster) -> None:
     models = models_of_decodes(engines, names)
     wanted = admissions.models | (models if len(models) > 1 else frozenset())
     num_all = {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: roster.num_usable_decodes}
-    admissions.follow(names, num_all, {model: _num_usable(engines_of_base(model, names, engines)) for model in wanted})
+    admissions.set_engines(
+        names, num_all, {model: _num_usable(engines_of_base(model, names, engines)) for model in wanted}
+    )
 
 
 def _num_usable(engines: Sequence[Engine]) -> dict[Role, int]:

@@ -43,7 +43,7 @@ class Models:
         self._renamed: tuple[Fetched, Fetched] | None = None
         """The answer to which aliases were added last, and the one with them."""
 
-    def follow(self, aliases: Mapping[str, str]) -> None:
+    def set_aliases(self, aliases: Mapping[str, str]) -> None:
         """``aliases`` hold from now on: the model of each."""
         self._aliases, self._renamed = aliases, None
 

@@ -101,7 +101,7 @@ class Access:
         """Reads the file of keys anew. Raises: ConfigError: The file cannot be used; the old keys stay."""
         assert self._path is not None
         self.keys = read_keys(self._path)
-        self.uses.follow(self.keys.limits)
+        self.uses.set_limits(self.keys.limits)
         self.on_change()
         logger.info("api keys changed names=%s", ",".join(self.keys.names))
 

@@ -257,8 +257,8 @@ async def _watching(tasks: asyncio.TaskGroup, router: Router) -> AsyncIterator[N
     """Watches engines, their EndpointSlices, and the files of keys, certificates and engines until the context ends."""
     services = router.services
     probes = Probes(tasks, services.roster, lambda: services.settings, router.access.engine_line)
-    services.on_pool_change(probes.follow)
-    probes.follow()
+    services.on_pool_change(probes.match_roster)
+    probes.match_roster()
     watching = [tasks.create_task(watch.run(), name="router: files") for watch in router.watches]
     if services.discovery is not None:
         watching.append(tasks.create_task(services.discovery.run(), name="router: discovery"))

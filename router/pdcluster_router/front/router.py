@@ -111,7 +111,7 @@ class Router:
         self.services = Services(settings, secret, seat)
         self.access = Access(settings)
         self.gate = Gate(self.services, self._start, self.access.flow_of)
-        self.access.on_change = self.gate.follow_keys
+        self.access.on_change = self.gate.apply_keys
         self.addresses = _addresses_in(settings)
         self.certificate = certificate_of(settings)
         """None: the client port is plain."""
@@ -231,11 +231,11 @@ class Router:
     def follow(self, settings: Settings) -> None:
         """``settings`` hold from now on, for new requests. Only those of ``TAKEN`` may be others than before."""
         self.settings = settings
-        self.services.follow(settings)
-        self.gate.follow_settings()
+        self.services.apply_settings(settings)
+        self.gate.apply_settings()
         self.addresses = _addresses_in(settings)
-        self.models.follow(self.services.model_terms.aliases)
-        self.keep_alives.follow(settings.keep_alive_s)
+        self.models.set_aliases(self.services.model_terms.aliases)
+        self.keep_alives.set_interval(settings.keep_alive_s)
         if self._sampling is not None:
             self._sampling = Sampling(settings.trace_sample_ratio, NOT_FORWARDED)
         self._stream_timeouts, self._plain_timeouts = timeouts_in(settings)

@@ -288,7 +288,7 @@ class RouterProtocol(ReadingProtocol):
         if previous is None or (previous.response_complete and not self._is_clogged):
             self._active = cycle
             if cycle.refusal is not None or head.expects_continue or head.content_length > self._max_body_bytes:
-                self._greet(cycle)
+                self._answer_early(cycle)
         else:
             self._queue(cycle)
 
@@ -320,9 +320,9 @@ class RouterProtocol(ReadingProtocol):
         if cycle is not self._incoming and cycle.refusal is None:
             cycle.hand_over()
         else:
-            self._greet(cycle)
+            self._answer_early(cycle)
 
-    def _greet(self, cycle: HotCycle) -> None:
+    def _answer_early(self, cycle: HotCycle) -> None:
         """Sends the error if the request is refused or surely too large; or 100 Continue if the client waits."""
         if cycle.refusal is not None or cycle.head.content_length > self._max_body_bytes:
             self._refuse(cycle, cycle.refusal or body_too_large(self._max_body_bytes))

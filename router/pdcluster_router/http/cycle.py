@@ -43,7 +43,7 @@ UNCOUNTED_BYTES: Final = 5 * MAX_KEYS
 """A shorter body cannot have ``MAX_KEYS`` keys: the shortest key takes 5 bytes with its value, as ``"":1,``."""
 
 
-class _NobodyWaits:
+class _NoWaiter:
     """Takes the place of the asyncio.Event on which an ASGI application would wait."""
 
     def set(self) -> None:
@@ -92,7 +92,7 @@ class HotCycle:
         "whole_at",
     )
 
-    message_event: Final = _NobodyWaits()
+    message_event: Final = _NoWaiter()
     client_address = ""
     """Only a ``LoggedCycle`` has one that is not empty."""
     is_withdrawn = False
@@ -324,12 +324,12 @@ class HotCycle:
         if self.response_complete:
             return
         self.disconnected = True
-        self._is_over()
+        self._end()
         owner, self.owner = self.owner, None
         if owner is not None:
             owner.client_gone()
 
-    def _is_over(self) -> None:
+    def _end(self) -> None:
         self.response_complete = True
         self.source = None  # It refers to us.
         if self.slot is not None:
@@ -340,7 +340,7 @@ class HotCycle:
             self.on_over = None
 
     def _finish(self, *, with_reset: bool = False) -> None:
-        self._is_over()
+        self._end()
         self.owner = None
         if self._num_kept_bytes:
             self.forget()

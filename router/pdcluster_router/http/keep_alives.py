@@ -44,7 +44,7 @@ class KeepAlives:
         """In the order of their next looks."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def follow(self, keep_alive_s: float) -> None:
+    def set_interval(self, keep_alive_s: float) -> None:
         """``keep_alive_s`` holds from now on, also for the streams that are watched; without comments none is.
         The first comment of a watched stream may come up to half of that sooner."""
         self._look_s = _look_s(keep_alive_s)

@@ -76,8 +76,8 @@ class LoggedCycle(HotCycle):
             self._answer.add(body, _now())
         super().write(body)
 
-    def _is_over(self) -> None:
-        super()._is_over()
+    def _end(self) -> None:
+        super()._end()
         self._ended_at = _now()
         self._log.ended(self._whole_line)
 

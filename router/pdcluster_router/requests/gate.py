@@ -73,14 +73,14 @@ class Gate:
         waiters = [waiting for admission in self._admissions for waiting in admission.waiters]
         return [waiting.until_now() for waiting in waiters if waiting.request.request_id == request_id]
 
-    def follow_keys(self) -> None:
+    def apply_keys(self) -> None:
         """The keys' weights and priorities have changed: they hold for the requests that wait, too."""
         now = self._services.now()
         for admission in self._admissions:
-            admission.follow(self._flow_of, now=now)
+            admission.set_flows(self._flow_of, now=now)
         self._services.make_room()
 
-    def follow_settings(self) -> None:
+    def apply_settings(self) -> None:
         """The settings have changed. Requests that wait keep their longest wait."""
         settings = self._services.settings
         for admission in self._admissions:

@@ -74,7 +74,7 @@ class LineFile:
             if is_last:
                 lines.pop()
             if lines:
-                self._follow()
+                self._open_if_replaced()
                 self._write_lines(lines)
             if is_last:
                 self._file.close()
@@ -87,7 +87,7 @@ class LineFile:
             lines.append(self._lines.get())
         return lines
 
-    def _follow(self) -> None:
+    def _open_if_replaced(self) -> None:
         """Opens the file anew if its name is another file's now. If that cannot be opened, the old file stays."""
         with contextlib.suppress(OSError):
             if self._path != STDOUT and not _has_name(self._file, self._path):

@@ -143,9 +143,9 @@ class Admission(Generic[Waiter]):
             self.leave(waiter)
         return waiter
 
-    def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
+    def set_flows(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
         """Gives each flow the weight and priority that ``flow_of`` has for its name. Call ``admit`` soon."""
-        self._turns.follow(flow_of, now=now)
+        self._turns.set_flows(flow_of, now=now)
 
     def leave(self, waiter: Waiter) -> bool:
         """``waiter`` leaves the queue. Returns whether it was there."""

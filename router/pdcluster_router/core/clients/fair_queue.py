@@ -5,7 +5,7 @@
     priority 5   flow c  tag    0   [ 10 | 10 ]                has a turn when it had none for ``turn_s``
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996), with one tag for each flow, not for each request: a request that
-leaves without having been let in is not charged. A flow has one line, known by its name: ``follow`` gives it another
+leaves without having been let in is not charged. A flow has one line, known by its name: ``set_flows`` gives it another
 weight or priority. docs/decisions/0039-fair-queue.md has the reasons. Knows no limits and no clock.
 """
 
@@ -130,7 +130,7 @@ class FairQueue(Generic[Waiter]):
         """``waiter``, of the flow of this name, costs so many tokens from now on. It keeps its place."""
         self._lines[name].costs[waiter] = cost
 
-    def follow(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
+    def set_flows(self, flow_of: Callable[[str], KeyFlow], *, now: float) -> None:
         """Gives each flow the weight and priority that ``flow_of`` has for its name. Costs a look at each line."""
         for line in list(self._lines.values()):
             self._change(line, flow_of(line.flow.name), now)

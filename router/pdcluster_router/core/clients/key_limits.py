@@ -235,7 +235,7 @@ class KeyUses:
     def __init__(self, limits: Mapping[str, KeyLimits]) -> None:
         """``limits``: by the key's name."""
         self._uses: dict[str, KeyUse] = {}
-        self.follow(limits)
+        self.set_limits(limits)
 
     def of(self, name: str) -> KeyUse | None:
         """The use of one key; None: it has no limits."""
@@ -244,7 +244,7 @@ class KeyUses:
     def all(self) -> Iterable[tuple[str, KeyUse]]:
         return self._uses.items()
 
-    def follow(self, limits: Mapping[str, KeyLimits]) -> None:
+    def set_limits(self, limits: Mapping[str, KeyLimits]) -> None:
         """``limits`` hold from now on. The use of a key that has lost its limits is kept if a request of it runs."""
         before, self._uses = self._uses, {}
         for name, use in before.items():

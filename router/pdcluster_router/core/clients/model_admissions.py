@@ -61,7 +61,7 @@ class ModelAdmissions(Generic[Waiter]):
         """The sum of a number over all admissions for engines of ``role``."""
         return sum(number(pair[role]) for pair in (self.shared, *self._by_model.values()))
 
-    def follow(
+    def set_engines(
         self, names: Mapping[str, str], num_all: Mapping[Role, int], num_of: Mapping[str, Mapping[Role, int]]
     ) -> None:
         """The engines have changed. ``names``: for each name of a base model the one that stands for it. ``num_all``:

@@ -67,7 +67,7 @@ def group_again(name: str, then: Sequence[Listing], engines: Sequence[E]) -> Mod
     name = name or (then[0].bases[0] if then else "")
     was = next((identity for listing in then if (identity := listing.get(name)) is not None), None)
     if was is None:
-        return group_for(name, engines)  # Nobody had said what it is.
+        return group_for(name, engines)  # No engine had said what it is.
     present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
     listings = _listings_of(present)
     if not any(listing.get(name) == was for listing in listings):

@@ -91,7 +91,7 @@ class PickerStream:
     def hear(self, message: GatewayMessage) -> None:
         """Takes what the gateway says. Raises: ProtocolError: No gateway says this now."""
         heard, replies = self._talk.hear(message)
-        self._say(replies)
+        self._send(replies)
         self._count_passed(message)
         for fact in heard:
             if not self._talk.is_over:
@@ -118,7 +118,7 @@ class PickerStream:
     def fail(self, error: ApiError) -> None:
         """The client gets ``error`` if it has nothing yet; else it is cut off."""
         logger.warning("gateway refused reason=%s", error.message)
-        self._say(self._talk.refuse(ErrorReply(error.status, heads.JSON, error.body())))
+        self._send(self._talk.refuse(ErrorReply(error.status, heads.JSON, error.body())))
         self.ended()
 
     def ended(self) -> None:
@@ -192,7 +192,7 @@ class PickerStream:
             self._turn_down(cycle, error)
             return
         cycle.request_id = cycle.request_id or os.urandom(16).hex().encode()
-        self._say(self._talk.ask_for_body())
+        self._send(self._talk.ask_for_body())
 
     def _turn_down(self, cycle: HotCycle, error: ApiError) -> None:
         cycle.answer_error(self._router.no_room() if error.code == "no_room" else error)
@@ -210,7 +210,7 @@ class PickerStream:
             raise RefusedRequest(no_engine("decode", NO_DECODE))
         wanted = [header for header in headers if header[0] not in NOT_FORWARDED]
         wanted += headers_in(access.line_for_engines(headers))
-        self._say(self._talk.pass_by(endpoint_of(engine.url), changes_between(headers, wanted)))
+        self._send(self._talk.pass_by(endpoint_of(engine.url), changes_between(headers, wanted)))
         self._router.num_asking += 1
         self._num_asking = 1
         self._limit_passing()
@@ -249,7 +249,7 @@ class PickerStream:
         if self._talk.carries_answer:
             self._sink.on_head(head)
         elif status < 400 and heads.is_stream(head):  # Its head says nothing of its success.
-            self._say(self._talk.begin_answer(NO_CHANGES))
+            self._send(self._talk.begin_answer(NO_CHANGES))
             self._unread_stream = ResponseHead(status, self._answer_headers, len(heads.UNREAD), heads.JSON_TYPE)
         else:
             self._hear_unread(status)
@@ -290,7 +290,7 @@ class PickerStream:
         self._call = GatewayCall(sink, self._allow_reading)
         changes = changes_between(self._request_headers, headers_in(headers))
         self._request_headers = []
-        self._say(self._talk.deliver(endpoint_of(url), changes, body))
+        self._send(self._talk.deliver(endpoint_of(url), changes, body))
         return self._call
 
     def _allow_reading(self, may: bool) -> None:
@@ -310,7 +310,7 @@ class PickerStream:
         if self._is_ended:
             return
         if self._is_answering:
-            self._say(self._talk.write(data))
+            self._send(self._talk.write(data))
         else:
             self._is_answering = True
             head, _, body = data.partition(b"\r\n\r\n")
@@ -321,9 +321,9 @@ class PickerStream:
         if self._is_ended or self._talk.is_over:
             return
         if self._is_cut:
-            self._say(self._talk.refuse(heads.CUT))
+            self._send(self._talk.refuse(heads.CUT))
         else:
-            self._say(self._talk.end())
+            self._send(self._talk.end())
 
     def close(self, *, with_reset: bool = False) -> None:
         self._is_cut = with_reset or (self._is_framed and not self._was_closing)
@@ -335,11 +335,11 @@ class PickerStream:
         is_unread_error = body == heads.UNREAD_ERROR and not self._talk.carries_answer
         if status >= 400 and not is_unread_error:
             kept = list(changes_between([], headers).set)
-            self._say(self._talk.refuse(ErrorReply(status, kept, body)))
+            self._send(self._talk.refuse(ErrorReply(status, kept, body)))
         elif self._talk.is_held:
             changes = NO_CHANGES if is_unread_error else changes_between(self._answer_headers, headers)
-            self._say(self._talk.begin_answer(changes))
-            self._say(self._talk.write(body))
+            self._send(self._talk.begin_answer(changes))
+            self._send(self._talk.write(body))
 
     # A request that has begun must come whole in time.
 
@@ -362,7 +362,7 @@ class PickerStream:
         seconds = self._router.settings.whole_answer_timeout_s
         self.fail(deadline_passed(seconds, "waiting for the decode engine"))
 
-    def _say(self, replies: Replies) -> None:
+    def _send(self, replies: Replies) -> None:
         self._replies.add(replies)
         if self._replies.is_full and not self._is_paused:
             self._pause()

@@ -41,7 +41,7 @@ async def probing(
     roster.update([Member(url, Role.PREFILL)])
     async with asyncio.TaskGroup() as tasks, asyncio.timeout(PATIENCE_S):
         probes = Probes(tasks, roster, lambda: settings)
-        probes.follow()
+        probes.match_roster()
         yield roster, probes
         probes.stop()
     await roster.close()
@@ -62,7 +62,7 @@ async def test_an_engine_that_goes_before_its_first_answer_is_not_waited_for() -
         await asked.wait()
         assert not waiting.done()
         roster.update([])
-        probes.follow()
+        probes.match_roster()
         await waiting
 
 

@@ -171,7 +171,7 @@ def test_a_key_whose_requests_fill_the_queue_gives_a_place_to_another_key() -> N
 def changed(queue: FairQueue[str], *flows: KeyFlow, now: float = 0.0) -> None:
     """The file of keys has been read anew."""
     by_name = {flow.name: flow for flow in flows}
-    queue.follow(lambda name: by_name.get(name) or KeyFlow(name), now=now)
+    queue.set_flows(lambda name: by_name.get(name) or KeyFlow(name), now=now)
 
 
 def test_a_changed_weight_holds_for_requests_that_wait() -> None:
@@ -240,5 +240,5 @@ def test_keys_that_come_and_go_with_each_file_leave_no_debts_behind() -> None:
         queue.let_in(name, name, now=0.0)
         queue.let_in(order_of(queue, 1), "stays", now=0.0)
         queue.add(f"more-{number}", KeyFlow("stays"), 1, now=0.0)
-        queue.follow(KeyFlow, now=0.0)
+        queue.set_flows(KeyFlow, now=0.0)
     assert len(queue._classes[0].debts) < 3

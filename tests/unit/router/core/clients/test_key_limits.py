@@ -96,7 +96,7 @@ def test_limits_that_change_keep_what_runs_and_the_share_that_is_left() -> None:
     assert use is not None
     for _ in range(2):
         assert use.enter(1, now=0.0) is None
-    uses.follow({A: KeyLimits(3, 100)})
+    uses.set_limits({A: KeyLimits(3, 100)})
     assert uses.of(A) is use
     assert use.enter(1, now=0.0) is None
     told = use.enter(1, now=0.0)
@@ -104,7 +104,7 @@ def test_limits_that_change_keep_what_runs_and_the_share_that_is_left() -> None:
     assert told.by is LimitedBy.MAX_CONCURRENT
     for _ in range(3):
         use.leave()
-    uses.follow({A: KeyLimits(None, 100)})
+    uses.set_limits({A: KeyLimits(None, 100)})
     assert sum(use.enter(1, now=0.0) is None for _ in range(100)) == 79
 
 
@@ -114,14 +114,14 @@ def test_a_key_that_loses_its_limits_is_known_while_a_request_of_it_runs(*, come
     use = uses.of(A)
     assert use is not None
     assert use.enter(1, now=0.0) is None
-    uses.follow({})
+    uses.set_limits({})
     assert use.enter(1, now=0.0) is None
     if comes_back:
-        uses.follow({A: KeyLimits(2)})
+        uses.set_limits({A: KeyLimits(2)})
         assert use.enter(1, now=0.0) is not None
     use.leave()
     use.leave()
-    uses.follow({})
+    uses.set_limits({})
     assert uses.of(A) is None
 
 

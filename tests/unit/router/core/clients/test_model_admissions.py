@@ -22,7 +22,7 @@ def num_enter(of: ModelAdmissions[str], base: str, role: Role = Role.PREFILL) ->
 
 def test_many_requests_for_one_model_take_no_place_of_another() -> None:
     all_of = admissions()
-    all_of.follow(
+    all_of.set_engines(
         {"a": "a", "b": "b"},
         {Role.PREFILL: 5, Role.DECODE: 2},
         {"a": {Role.PREFILL: 1, Role.DECODE: 1}, "b": {Role.PREFILL: 4, Role.DECODE: 1}},
@@ -34,7 +34,7 @@ def test_many_requests_for_one_model_take_no_place_of_another() -> None:
 
 def test_all_names_of_a_model_have_one_queue() -> None:
     all_of = admissions()
-    all_of.follow({"a": "a", "again": "a", "b": "b"}, TWO, {"a": TWO, "b": TWO})
+    all_of.set_engines({"a": "a", "again": "a", "b": "b"}, TWO, {"a": TWO, "b": TWO})
     assert [all_of.model_of(base) for base in ("a", "again", "b", "", "other")] == ["a", "a", "b", "", ""]
     assert num_enter(all_of, "a") == 20
     assert num_enter(all_of, "again") == 0
@@ -42,12 +42,12 @@ def test_all_names_of_a_model_have_one_queue() -> None:
 
 def test_a_model_that_is_the_only_one_again_keeps_its_queue() -> None:
     all_of = admissions()
-    all_of.follow({"a": "a", "b": "b"}, TWO, {"a": TWO, "b": TWO})
+    all_of.set_engines({"a": "a", "b": "b"}, TWO, {"a": TWO, "b": TWO})
     own = all_of.find("a")
     assert own is not None
     assert num_enter(all_of, "a") == 20
     own[Role.PREFILL].queue("waiter", 10, now=0.0, deadline=9.0)
-    all_of.follow({"a": "a"}, TWO, dict.fromkeys(all_of.models, TWO))
+    all_of.set_engines({"a": "a"}, TWO, dict.fromkeys(all_of.models, TWO))
     assert all_of.find(all_of.model_of("a")) is own
     assert [one.num_queued for one in all_of] == [0, 0, 1, 0, 0, 0]
     own[Role.PREFILL].give_back(10)
@@ -57,7 +57,7 @@ def test_a_model_that_is_the_only_one_again_keeps_its_queue() -> None:
 def test_models_beyond_the_most_share() -> None:
     all_of = admissions()
     names = {f"m{number}": f"m{number}" for number in range(MAX_MODELS + 2)}
-    all_of.follow(names, TWO, dict.fromkeys(names, TWO))
+    all_of.set_engines(names, TWO, dict.fromkeys(names, TWO))
     assert len(all_of.models) == MAX_MODELS
     assert all_of.model_of(f"m{MAX_MODELS - 1}") != ""
     assert all_of.model_of(f"m{MAX_MODELS}") == all_of.model_of(f"m{MAX_MODELS + 1}") == ""

@@ -135,7 +135,7 @@ def make_prefill_rank(
     """A prefill rank that can push. ``tokens``: its token-major KV, which may have to be resharded; None: it has none.
     ``adapters``: its LoRA adapters; None: its engine has none. ``tell``: as of ``Trace``.
 
-    ``device``: used in place of the engine's own, for tests that watch the calls.
+    ``device``: as of benchmarks and tests, which watch the calls; None: the engine's own, by its type.
 
     Raises:
         ConfigError: The machine fails the self-test, the transport cannot start, the memory cannot be registered, or
@@ -239,7 +239,11 @@ def _start_transport(facts: EngineFacts, memory: Memory, device: Device) -> Tran
     settings = facts.settings
     protocol, devices = settings.transfer_protocol, settings.transfer_devices
     wanted = TransportSettings(facts.host, protocol, devices, settings.writes_per_submit, device.enter_thread)
-    transport = MooncakeTransport(wanted)
+    return _registered(MooncakeTransport(wanted), memory, device)
+
+
+def _registered(transport: Transport, memory: Memory, device: Device) -> Transport:
+    """The transport with the memory. Raises: ConfigError: It takes no memory, and is closed."""
     with ExitStack() as unless_whole:  # Left alone it would listen, and keep memory pinned, until garbage is collected.
         unless_whole.callback(transport.close)
         for address, num_bytes in memory.aligned_spans(device.registration_alignment_bytes):

@@ -83,7 +83,7 @@ class MooncakeTransport:
         self._memory = RegisteredMemory()
         self._protocol = settings.protocol
         self._enter_thread = settings.enter_thread
-        engine = start_on_new_ports(lambda: _start_engine(settings), free_engine)
+        engine = start_on_new_ports(lambda: _start_engine(settings), free_engine, listening_ports)
         self._engine: InUse[Any] = InUse(engine, free_engine)
         self._session = f"{settings.host}:{engine.get_rpc_port()}"
         self._write_ids = itertools.count(1)
@@ -197,8 +197,9 @@ _used_ports: Final[deque[int]] = deque(maxlen=_MAX_USED_PORTS)
 """Ports of the last engines of this process, closed ones too: a writer that was cut off may connect there again."""
 
 
-def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
+def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None], read_ports: Callable[[], set[int]]) -> E:
     """Starts an engine on ports that none of this process's last engines had. ``free`` ends engines on used ports.
+    ``read_ports``: returns those on which this process listens, or raises OSError.
 
     Mooncake draws ports at random from some thousands, and peers that were cut off connect again by themselves to write
     what they still hold (seen with 0.3.13).
@@ -208,10 +209,10 @@ def start_on_new_ports(start: Callable[[], E], free: Callable[[E], None]) -> E:
     """
     with _starting_lock:
         for _ in range(_MAX_STARTS):
-            before = listening_ports()
+            before = read_ports()
             engine = start()
             try:
-                ports = listening_ports() - before
+                ports = read_ports() - before
             except OSError as error:  # No descriptor is left.
                 free(engine)
                 raise ConfigError(f"the ports of a new session cannot be read: {error}") from error

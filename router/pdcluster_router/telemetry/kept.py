@@ -100,6 +100,7 @@ class Kept:
 
     @property
     def num_bytes(self) -> int:
+        """Of all rings: tests hold this to its bound."""
         return sum(ring.num_bytes for ring in self._rings.values())
 
     def keep(self, row: KeptRow, *, has_failed: bool = False) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pdcluster_connector.transport import mooncake
 from pdcluster_connector.transport.mooncake import freeing_of, listening_ports, start_on_new_ports
 from pdcluster_protocol.errors import ConfigError
 
@@ -39,7 +38,7 @@ def test_a_build_of_mooncake_that_cannot_end_its_writes_is_refused_by_its_file()
         freeing_of(libc)
 
 
-def test_an_engine_whose_ports_cannot_be_read_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_whose_ports_cannot_be_read_is_ended() -> None:
     started, freed = list[str](), list[str]()
 
     def read() -> set[int]:
@@ -47,14 +46,13 @@ def test_an_engine_whose_ports_cannot_be_read_is_ended(monkeypatch: pytest.Monke
             raise OSError("too many open files")
         return set()
 
-    monkeypatch.setattr(mooncake, "listening_ports", read)
     with pytest.raises(ConfigError, match="too many open files"):
-        start_on_new_ports(lambda: started.append("engine") or "engine", freed.append)  # type: ignore[func-returns-value]
+        start_on_new_ports(lambda: started.append("engine") or "engine", freed.append, read)  # type: ignore[func-returns-value]
     assert freed == ["engine"]
 
 
 def test_a_port_of_a_closed_session_is_never_used_again() -> None:
-    first = start_on_new_ports(listener, close)
+    first = start_on_new_ports(listener, close, listening_ports)
     used = port_of(first)
     first.close()
     freed: list[int] = []
@@ -65,17 +63,17 @@ def test_a_port_of_a_closed_session_is_never_used_again() -> None:
 
     # The kernel may choose a port that an earlier test had.
     offers = chain([used, used], repeat(0))
-    second = start_on_new_ports(lambda: listener(next(offers)), free)
+    second = start_on_new_ports(lambda: listener(next(offers)), free, listening_ports)
     assert freed[:2] == [used, used]
     assert port_of(second) != used
     second.close()
 
 
 def test_a_start_that_finds_no_new_port_ends_with_the_cure() -> None:
-    used = port_of(first := start_on_new_ports(listener, close))
+    used = port_of(first := start_on_new_ports(listener, close, listening_ports))
     first.close()
     with pytest.raises(ConfigError, match="MC_MIN_RPC_PORT"):
-        start_on_new_ports(lambda: listener(used), close)
+        start_on_new_ports(lambda: listener(used), close, listening_ports)
     assert used not in listening_ports()
 
 

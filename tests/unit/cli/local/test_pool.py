@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain, repeat
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from pdcluster_cli.local import pool
 from pdcluster_cli.local.pool import RouterPlan, _await_zygote, start_members
 from pdcluster_cli.processes.engines import EnginePlan, PoolRole
 from pdcluster_cli.processes.zygote import EngineHandle, EngineSpec, Ready, Zygote
@@ -99,24 +103,34 @@ class LastingZygote(Zygote):
         return EngineHandle(spec, os.getpid(), os.pidfd_open(os.getpid()))
 
 
-class LateRouter:
-    """The engine answers at once, the router at its third question."""
+@contextmanager
+def answering(statuses: Iterable[int]) -> Iterator[int]:
+    """The port of a server that answers its questions with these."""
+    coming = iter(statuses)
 
-    def __init__(self) -> None:
-        self.num_asked = 0
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(next(coming))
+            self.end_headers()
 
-    def __call__(self, port: int) -> bool:
-        self.num_asked += port == 8000
-        return port == 8100 or self.num_asked > 2
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,), name="answering")
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
 
 
-def test_the_router_gets_its_own_time_when_the_engines_have_used_up_theirs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(pool, "is_healthy", LateRouter())
-    plan = EnginePlan("prefill-0", PoolRole.PREFILL, "m", 8100, tmp_path / "prefill.log")
-    router = RouterPlan(8000, tmp_path / "router.log", tmp_path / "trace.jsonl")
-    members = start_members(LastingZygote(), [plan], router, lambda _: None, timeout_s=0.0)
+def test_the_router_gets_its_own_time_when_the_engines_have_used_up_theirs(tmp_path: Path) -> None:
+    with answering(repeat(200)) as engine, answering(chain([503, 503], repeat(200))) as front:
+        plan = EnginePlan("prefill-0", PoolRole.PREFILL, "m", engine, tmp_path / "prefill.log")
+        router = RouterPlan(front, tmp_path / "router.log", tmp_path / "trace.jsonl")
+        members = start_members(LastingZygote(), [plan], router, lambda _: None, timeout_s=0.0)
     assert [member.name for member in members] == ["prefill-0", "router"]
     for member in members:
         member.handle.close()

@@ -17,8 +17,8 @@ from pdcluster_protocol.secret import load_secret
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.front.start import run
 from pdcluster_router.processes.seat import seat_told
-from pdcluster_router.setting_forms import Discovery
-from pdcluster_router.settings import (
+from pdcluster_router.settings.forms import Discovery
+from pdcluster_router.settings.router_settings import (
     FLAGS,
     SETTINGS_FLAG,
     SETTINGS_VARIABLE,
@@ -26,7 +26,7 @@ from pdcluster_router.settings import (
     Settings,
     build_settings,
 )
-from pdcluster_router.span_settings import span_settings_told
+from pdcluster_router.settings.span_settings import span_settings_told
 
 
 def main(argv: Sequence[str]) -> int:

@@ -42,8 +42,8 @@ from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.handshakes import Handshakes
 from pdcluster_router.processes.seat import Seat
 from pdcluster_router.processes.shared_loads import SharedLoads
-from pdcluster_router.setting_forms import Discovery, EngineDialect, UnknownModels
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.forms import Discovery, EngineDialect, UnknownModels
+from pdcluster_router.settings.router_settings import Settings
 from pdcluster_router.telemetry.failures import Failures
 from pdcluster_router.telemetry.kept import Kept, KeptRow
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics

@@ -32,8 +32,8 @@ from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.requests.exchange import Exchange
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
-from pdcluster_router.setting_forms import EngineDialect
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.forms import EngineDialect
+from pdcluster_router.settings.router_settings import build_settings
 
 PATIENT: Final = Timeouts(None, 600.0)
 

@@ -21,7 +21,7 @@ from pdcluster_router.front.router import Router
 from pdcluster_router.front.server import RouterServer, listen
 from pdcluster_router.front.server_protocol import RouterProtocol
 from pdcluster_router.front.setting_changes import SettingReader
-from pdcluster_router.settings import Settings, build_settings
+from pdcluster_router.settings.router_settings import Settings, build_settings
 from pdcluster_router.telemetry import line_file
 
 PROMPT = {"model": "m", "prompt": "once upon a time"}

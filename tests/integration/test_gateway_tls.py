@@ -27,7 +27,7 @@ from integration.test_router_process import start_router
 from integration.tls_clients import der_of, trusting
 from patience import PATIENCE_S
 from pdcluster_router.front.start import warnings_of
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.router_settings import build_settings
 
 pytestmark = pytest.mark.anyio
 

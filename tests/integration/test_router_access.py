@@ -21,7 +21,7 @@ from integration.test_router_process import process, start_router
 from integration.test_router_verify import verify
 from patience import PATIENCE_S
 from pdcluster_router.front.server import RouterServer, listen
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.router_settings import build_settings
 
 pytestmark = pytest.mark.anyio
 

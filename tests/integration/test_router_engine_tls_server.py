@@ -26,7 +26,7 @@ from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connections import IdleConnections, PoolLimits
 from pdcluster_router.http.handshakes import Handshakes
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.router_settings import build_settings
 from pdcluster_router.telemetry.failures import Failures
 
 pytestmark = pytest.mark.anyio

@@ -27,7 +27,7 @@ from integration.ports import fresh_port
 from patience import PATIENCE_S
 from pdcluster_protocol.pool_page import POOL_PATH
 from pdcluster_protocol.secret import SECRET_VARIABLE
-from pdcluster_router.settings import Settings, build_settings
+from pdcluster_router.settings.router_settings import Settings, build_settings
 
 pytestmark = pytest.mark.anyio
 

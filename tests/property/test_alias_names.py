@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from drawn import drawn
 from pdcluster_operator.api.router import Alias
-from pdcluster_router.setting_forms import ModelAlias
+from pdcluster_router.settings.forms import ModelAlias
 
 NAMES = st.text(min_size=1, max_size=12)
 

@@ -22,7 +22,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.apis.openai_errors import stopped
 from pdcluster_router.core.requests.pairing import Retries, Timeouts
 from pdcluster_router.http.connection import ResponseLost
-from pdcluster_router.setting_forms import EngineDialect
+from pdcluster_router.settings.forms import EngineDialect
 
 NO_TIME: Final = {
     "request": Timeouts(0.0, 600.0),

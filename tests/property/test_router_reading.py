@@ -22,7 +22,7 @@ from pdcluster_router.front.clients import Clients
 from pdcluster_router.front.server_protocol import ROUTER_STATE, RouterProtocol
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.reading import PIECE_BYTES, SLICE_BYTES
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.router_settings import build_settings
 
 
 class Loop:

@@ -20,17 +20,8 @@ def test_rooms_import_inwards_and_in_no_circle(found: dict[str, Plan], package: 
 
 
 def test_the_router_has_the_rooms_that_its_page_names(found: dict[str, Plan]) -> None:
-    rooms = {"front", "requests", "engines", "http", "telemetry", "files", "processes", "core"}
-    files = {
-        "services",
-        "settings",
-        "picker_settings",
-        "process_settings",
-        "setting_forms",
-        "span_settings",
-        "__main__",
-    }
-    assert found["pdcluster_router"].rooms == rooms | files
+    rooms = {"front", "requests", "engines", "http", "telemetry", "files", "processes", "core", "settings"}
+    assert found["pdcluster_router"].rooms == rooms | {"services", "__main__"}
 
 
 def test_a_circle_is_found_once_and_what_only_leads_to_it_is_not_in_it() -> None:

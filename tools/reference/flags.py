@@ -8,7 +8,7 @@ from typing import Final
 from pdcluster_operator.settings import FLAGS as OPERATOR
 from pdcluster_protocol.flags import Flags
 from pdcluster_router.front.setting_changes import TAKEN
-from pdcluster_router.settings import FLAGS as ROUTER
+from pdcluster_router.settings.router_settings import FLAGS as ROUTER
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "docs" / "reference"
 COMMANDS: Final = {"router": ROUTER, "operator": OPERATOR}
@@ -20,6 +20,10 @@ def file_of(command: str) -> Path:
     return FOLDER / f"{command}.md"
 
 
+_SOURCES = {"router": "settings/"}
+"""By command, where its settings are. All others have one file."""
+
+
 def page(command: str, flags: Flags) -> str:
     rows = [
         f"| `{flag}` | {default} | {bounds} |{_when(flag, command)} {_cell(reason)} |"
@@ -29,7 +33,7 @@ def page(command: str, flags: Flags) -> str:
     head = [
         f"# Flags of `pdcluster {command}`",
         "",
-        f"Made from `{command}/pdcluster_{command}/settings.py` by `make crds`.",
+        f"Made from `{command}/pdcluster_{command}/{_SOURCES.get(command, 'settings.py')}` by `make crds`.",
         "",
         *_other_ways(flags),
         f"| flag | default | bounds |{when} what it is, and why the default is so |",

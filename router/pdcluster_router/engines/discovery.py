@@ -28,8 +28,8 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.endpoint_slices import SliceCache
 from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.core.telemetry.scrub import scrub
-from pdcluster_router.setting_forms import Discovery
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.forms import Discovery
+from pdcluster_router.settings.router_settings import Settings
 
 logger = logging.getLogger(__name__)
 

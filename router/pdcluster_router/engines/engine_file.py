@@ -22,8 +22,8 @@ from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.engines.roster import Roster
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
-from pdcluster_router.setting_forms import checked_url
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.forms import checked_url
+from pdcluster_router.settings.router_settings import Settings
 
 logger = logging.getLogger(__name__)
 

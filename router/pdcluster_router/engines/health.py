@@ -22,7 +22,7 @@ from pdcluster_router.core.engines.outage import Sign
 from pdcluster_router.core.engines.placement import serving_revisions
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 
 logger = logging.getLogger(__name__)
 

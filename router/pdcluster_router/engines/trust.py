@@ -20,7 +20,7 @@ from pdcluster_router.files.pem import KeyPair, day_of, modern, trust_those_in
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.http.engine_tls import EngineDoor
 from pdcluster_router.http.handshakes import Handshakes
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 from pdcluster_router.telemetry.failures import Failure, FailureKind, Failures
 
 logger = logging.getLogger(__name__)

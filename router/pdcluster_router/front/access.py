@@ -31,7 +31,7 @@ from pdcluster_router.core.clients.key_limits import KeyUses, LimitedBy, OverLim
 from pdcluster_router.core.clients.key_slot import KeySlot, rate_lines
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 
 logger = logging.getLogger(__name__)
 

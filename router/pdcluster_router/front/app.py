@@ -58,7 +58,7 @@ from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEAD
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
 from pdcluster_router.processes.seat import Seat, internal_ports
 from pdcluster_router.services import Services
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 from pdcluster_router.telemetry.metrics import CONTENT_TYPE
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.files.pem import KeyPair, day_of, modern, trust_those_in
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 
 if TYPE_CHECKING:
     from pdcluster_router.http.grpc_tls import GrpcFiles

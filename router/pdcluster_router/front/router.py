@@ -64,7 +64,7 @@ from pdcluster_router.requests.reservation import take_reservation
 from pdcluster_router.requests.unserved import keep_limited, keep_refused
 from pdcluster_router.requests.verifier import Verifier
 from pdcluster_router.services import Services
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 from pdcluster_router.telemetry.access_log import AccessLog, Told
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome

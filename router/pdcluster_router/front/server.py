@@ -41,8 +41,8 @@ from pdcluster_router.http.handshakes import Counting, TlsPort
 from pdcluster_router.http.prefaces import PrefacedConnection, PrefacePort
 from pdcluster_router.http.tls import TlsConnection
 from pdcluster_router.processes.seat import Seat
-from pdcluster_router.setting_forms import Discovery
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.forms import Discovery
+from pdcluster_router.settings.router_settings import Settings
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.settings import FLAGS, Settings, build_settings
+from pdcluster_router.settings.router_settings import FLAGS, Settings, build_settings
 
 TAKEN: Final = frozenset(
     (

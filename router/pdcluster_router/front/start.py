@@ -29,7 +29,7 @@ from pdcluster_router.front.server import RouterServer, bind, listen, reads_file
 from pdcluster_router.front.setting_changes import SettingReader
 from pdcluster_router.processes.keeper import Keeper, Places
 from pdcluster_router.processes.seat import Seat
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 from pdcluster_router.telemetry.access_log import FLAG
 from pdcluster_router.telemetry.line_file import STDOUT, LineFile
 from pdcluster_router.telemetry.trace import TraceFile

@@ -8,7 +8,7 @@ from typing import Final
 
 from pdcluster_router.core.apis.openai_errors import RefusedRequest, bad_request
 from pdcluster_router.core.requests.pairing import Timeouts
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 
 TIMEOUT_HEADER: Final = b"x-request-timeout"
 """Seconds, with which a client shortens the time for its whole request."""

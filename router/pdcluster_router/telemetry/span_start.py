@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.settings import Settings
-from pdcluster_router.span_settings import TRACES_PATH, otlp_headers_of, pairs_in
+from pdcluster_router.settings.router_settings import Settings
+from pdcluster_router.settings.span_settings import TRACES_PATH, otlp_headers_of, pairs_in
 
 if TYPE_CHECKING:
     from pdcluster_router.telemetry.span_export import SpanExport

@@ -11,7 +11,7 @@ from pdcluster_protocol.labels import Role
 from pdcluster_protocol.secret import make_secret
 from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.services import Services
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.router_settings import build_settings
 
 pytestmark = pytest.mark.anyio
 

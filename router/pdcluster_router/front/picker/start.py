@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.requests.gateway_headers import endpoint_of
 from pdcluster_router.front.router import Router
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 
 _PACKAGES = ("grpc", "google.protobuf")
 

@@ -19,7 +19,7 @@ from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.engines.health import Probes
 from pdcluster_router.engines.roster import Roster
 from pdcluster_router.http.connections import PoolLimits
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.router_settings import build_settings
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from fakes.certificates import FOR_CLIENTS, FOR_SERVERS, Authority
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.engines.trust import EngineTrust, check_engine_files
 from pdcluster_router.http.handshakes import Handshakes
-from pdcluster_router.settings import Settings, build_settings
+from pdcluster_router.settings.router_settings import Settings, build_settings
 from pdcluster_router.telemetry.failures import FailureKind, Failures
 
 DAY = timedelta(days=1)

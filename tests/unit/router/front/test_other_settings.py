@@ -20,8 +20,8 @@ from pdcluster_protocol.launch import ForwardedHeader, RouterPolicy
 from pdcluster_protocol.metaserver import Action
 from pdcluster_router.front.router import Router
 from pdcluster_router.front.setting_changes import TAKEN
-from pdcluster_router.setting_forms import UnknownModels
-from pdcluster_router.settings import Settings, build_settings
+from pdcluster_router.settings.forms import UnknownModels
+from pdcluster_router.settings.router_settings import Settings, build_settings
 
 pytestmark = pytest.mark.anyio
 

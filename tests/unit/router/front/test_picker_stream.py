@@ -26,7 +26,7 @@ from pdcluster_router.core.requests.gateway_headers import NO_CHANGES
 from pdcluster_router.front.picker.replies import FULL_BYTES
 from pdcluster_router.front.picker.stream import PickerStream
 from pdcluster_router.front.router import Router
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.router_settings import build_settings
 
 pytestmark = pytest.mark.anyio
 REQUEST, ANSWER = GatewaySide.REQUEST, GatewaySide.ANSWER

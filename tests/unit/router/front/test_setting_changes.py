@@ -10,7 +10,7 @@ import pytest
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.launch import RouterPolicy
 from pdcluster_router.front.setting_changes import TAKEN, SettingReader
-from pdcluster_router.settings import Settings, build_settings
+from pdcluster_router.settings.router_settings import Settings, build_settings
 
 NAMED = {"prefill_urls": ("http://p:1",), "decode_urls": ("http://d:1",)}
 

@@ -16,7 +16,7 @@ from pdcluster_router.requests.parts_record import PartsRecord
 from pdcluster_router.requests.record import Record
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.router_settings import build_settings
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from pdcluster_operator.core.manifests.router import internal_service, mounted_s
 from pdcluster_operator.core.manifests.workloads import revision_for
 from pdcluster_protocol.labels import Role
 from pdcluster_router.__main__ import parse_settings
-from pdcluster_router.settings import Settings
+from pdcluster_router.settings.router_settings import Settings
 
 FOLDER: Final = "/etc/pdcluster/picker-tls"
 NAMESPACES: Final = ["gateways", "more-gateways"]

@@ -34,7 +34,7 @@ from pdcluster_operator.core.manifests.standing import (
 from pdcluster_operator.core.manifests.workloads import design_workload, render_workload
 from pdcluster_protocol.labels import Role
 from pdcluster_router.__main__ import parse_settings
-from pdcluster_router.setting_forms import Discovery
+from pdcluster_router.settings.forms import Discovery
 
 REVISION = "0a1b2c3d"
 CLUSTER = "pdcluster.dev/cluster"

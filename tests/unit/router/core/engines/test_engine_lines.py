@@ -12,7 +12,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.engine_lines import engines_in, last_prefills
 from pdcluster_router.core.engines.membership import EngineState, Member
-from pdcluster_router.setting_forms import checked_url
+from pdcluster_router.settings.forms import checked_url
 
 BOTH = "prefill http://p:1\ndecode http://d:2\n"
 PAIR = "name a prefill and a decode engine of one revision"

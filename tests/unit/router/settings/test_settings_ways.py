@@ -9,8 +9,8 @@ import pytest
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.__main__ import main, parse_settings
-from pdcluster_router.setting_forms import Discovery
-from pdcluster_router.settings import FLAGS, SETTINGS_VARIABLE, VARIABLES_PREFIX
+from pdcluster_router.settings.forms import Discovery
+from pdcluster_router.settings.router_settings import FLAGS, SETTINGS_VARIABLE, VARIABLES_PREFIX
 
 IDLE = {"PDCLUSTER_ROUTER__IDLE_TIMEOUT": "0"}
 ENGINES = ["--prefill=http://p:1", "--decode=http://d:1"]

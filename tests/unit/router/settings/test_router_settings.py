@@ -10,8 +10,8 @@ import pytest
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.metaserver import Action
 from pdcluster_router.__main__ import parse_settings
-from pdcluster_router.setting_forms import Discovery
-from pdcluster_router.settings import build_settings
+from pdcluster_router.settings.forms import Discovery
+from pdcluster_router.settings.router_settings import build_settings
 
 URLS: dict[str, Any] = {"prefill_urls": ["http://p:1"], "decode_urls": ["http://d:2/"]}
 FAR: dict[str, Any] = {"prefill_urls": ["https://p:1"], "decode_urls": ["https://d:2"]}

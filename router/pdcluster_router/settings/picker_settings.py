@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from pdcluster_router.setting_forms import check_pair
+from pdcluster_router.settings.forms import check_pair
 
 
 class PickerSettings(BaseModel):

@@ -18,9 +18,7 @@ from pdcluster_protocol.flags import Flags
 from pdcluster_protocol.launch import ENGINE_KEY_VARIABLE, ForwardedHeader, ProxyProtocol, RouterPolicy
 from pdcluster_protocol.logs import FORMAT_VARIABLE, LogFormat
 from pdcluster_protocol.metaserver import METASERVER_PATH, Action
-from pdcluster_router.picker_settings import PickerSettings
-from pdcluster_router.process_settings import ProcessSettings
-from pdcluster_router.setting_forms import (
+from pdcluster_router.settings.forms import (
     ApiUrl,
     Discovery,
     DnsName,
@@ -32,7 +30,9 @@ from pdcluster_router.setting_forms import (
     check_pair,
     listed,
 )
-from pdcluster_router.span_settings import SPAN_HIDDEN, SPAN_VARIABLES, SpanSettings
+from pdcluster_router.settings.picker_settings import PickerSettings
+from pdcluster_router.settings.process_settings import ProcessSettings
+from pdcluster_router.settings.span_settings import SPAN_HIDDEN, SPAN_VARIABLES, SpanSettings
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LAST_PORT = 65535

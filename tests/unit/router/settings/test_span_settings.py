@@ -9,8 +9,8 @@ import pytest
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.__main__ import parse_settings
-from pdcluster_router.settings import Settings
-from pdcluster_router.span_settings import headers_in, otlp_headers_of, pairs_in
+from pdcluster_router.settings.router_settings import Settings
+from pdcluster_router.settings.span_settings import headers_in, otlp_headers_of, pairs_in
 from pdcluster_router.telemetry.span_start import resource_of
 
 ENGINES = ["--prefill", "http://p", "--decode", "http://d"]

@@ -1,4 +1,4 @@
-"""The forms of single settings: URLs, names, lists, and words to choose from. ``settings.py`` has the settings.
+"""The forms of single settings: URLs, names, lists, and words to choose from. ``router_settings.py`` has the settings.
 
 A value that has not the form is refused with a message that says the right one.
 """

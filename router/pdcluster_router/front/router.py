@@ -228,7 +228,7 @@ class Router:
         self.services.failures.tell(Failure(FailureKind.NO_ROOM, reason=error.message))
         return error
 
-    def follow(self, settings: Settings) -> None:
+    def apply_settings(self, settings: Settings) -> None:
         """``settings`` hold from now on, for new requests. Only those of ``TAKEN`` may be others than before."""
         self.settings = settings
         self.services.apply_settings(settings)

@@ -248,11 +248,11 @@ class RouterServer(uvicorn.Server):
         if not self.started or self.should_exit:
             return
         if self._reader is not None:
-            self._follow_settings(self._reader)
+            self._reread_settings(self._reader)
         for watch in self.router.watches:
             watch.reload()
 
-    def _follow_settings(self, reader: SettingReader) -> None:
+    def _reread_settings(self, reader: SettingReader) -> None:
         """Reads the settings anew. If they cannot be used, the old ones stay, and the log says why."""
         try:
             changes = reader.read(self.router.settings)
@@ -262,7 +262,7 @@ class RouterServer(uvicorn.Server):
             logger.warning("settings not changed reason=%s", error)
             return
         if changes.taken:
-            self.router.follow(changes.running)
+            self.router.apply_settings(changes.running)
         reader.took(changes)
         logger.info("settings read anew changed=%s", ",".join(changes.taken))
         if changes.left:

@@ -92,7 +92,7 @@ async def held_by(first: Settings, then: Settings | None = None) -> dict[str, st
     """The plain values of a router that was started with ``first``, and then told ``then``."""
     router = Router(first, SECRET)
     if then is not None:
-        router.follow(then)
+        router.apply_settings(then)
     found = dict(values_of(router, "router", set()))
     await router.close()
     return {path: value for path, value in found.items() if not any(word in path for word in HISTORY)}

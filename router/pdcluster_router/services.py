@@ -135,7 +135,7 @@ class Services:
             self.metrics.ejected,
             self.now,
             self.trust,
-            None if seat is None else SharedLoads(seat.table, seat.num_seats, seat.number),
+            None if seat is None else SharedLoads(seat.loads_file, seat.num_seats, seat.number),
         )
         self.engines = self.roster.engines
         self.terms = self._terms_in(settings)

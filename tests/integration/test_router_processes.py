@@ -187,7 +187,9 @@ async def test_processes_are_replaced_without_a_failed_request() -> None:
         os.kill(scene.pid, signal.SIGUSR2)
         await until(lambda: are_all_new(scene))
         is_over.set()
-        num_asked = sum(await asyncio.gather(*asking))
+        answers = await asyncio.gather(*asking)
+        num_asked = sum(num for num, _ in answers)
+        assert any(num_ended for _, num_ended in answers[::2]), "a process that leaves ends the connections that it has"
         assert first <= set(pids_serving(scene)), "their streams are not over"
         scene.decode.open_gate(Gate.SECOND_TOKEN)
         for client in streams:
@@ -199,21 +201,23 @@ async def test_processes_are_replaced_without_a_failed_request() -> None:
         assert await scene.metric(OK.replace("ok", "lost")) == 0
 
 
-async def ask(scene: Scene, is_over: asyncio.Event, *, keeps: bool) -> int:
-    """Asks until it is over. ``keeps``: on one connection, until the router ends it. Returns how often."""
-    client, num = await scene.client(), 0
+async def ask(scene: Scene, is_over: asyncio.Event, *, keeps: bool) -> tuple[int, int]:
+    """Asks until it is over. ``keeps``: on one connection, until the router ends it. Returns how often it has asked, and
+    how often the router has ended a connection."""
+    client, num, num_ended = await scene.client(), 0, 0
     while not is_over.is_set():
         answer = await client.post(COMPLETIONS, PROMPT)
         assert answer.status == 200
         num += 1
+        num_ended += answer.headers.get("connection") == "close"
         if not keeps or answer.headers.get("connection") == "close":
             client.leave()
             client = await scene.client()
-    return num
+    return num, num_ended
 
 
 async def are_all_new(scene: Scene) -> bool:
-    return num_lines(scene, "process leaves") == NUM
+    return num_lines(scene, "processes are replaced") == 1
 
 
 async def none_is_left(scene: Scene, pids: set[int]) -> bool:

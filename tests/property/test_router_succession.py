@@ -15,6 +15,7 @@ from pdcluster_router.core.processes.succession import (
     KillProcess,
     LetLeave,
     ProcessCommand,
+    RenewalEnded,
     StartProcess,
     StopProcess,
     Succession,
@@ -34,6 +35,8 @@ class Processes(RuleBasedStateMachine):
         self.stopped: set[int] = set()
         self.killed: set[int] = set()
         self.status: int | None = None
+        self.started_at: dict[int, float] = {}
+        self.renewed_at = 0.0
         self._carry_out(self.succession.begin(now=self.now))
 
     def _carry_out(self, commands: Sequence[ProcessCommand]) -> None:
@@ -41,20 +44,32 @@ class Processes(RuleBasedStateMachine):
             assert self.status is None, "nothing comes after the end"
             match command:
                 case StartProcess(place, seat):
-                    assert seat not in self.place_of, "a seat belongs to one process"
-                    assert not self.succession.is_ending
-                    self.place_of[seat] = place
+                    self._start(place, seat)
                 case LetLeave(seat):
-                    others = [one for one in self.ready if self.place_of[one] == self.place_of[seat] and one != seat]
-                    assert set(others) - self.leaving, "another process serves the place already"
-                    self.leaving.add(seat)
+                    self._let_leave(seat)
                 case StopProcess(seat):
                     self.stopped.add(seat)
                 case KillProcess(seat):
                     self.killed.add(seat)
+                case RenewalEnded(num_old):
+                    assert len(self._old()) == num_old
                 case EndRouter(status):
                     assert not self.place_of, "no process is left"
                     self.status = status
+
+    def _start(self, place: int, seat: int) -> None:
+        assert seat not in self.place_of, "a seat belongs to one process"
+        assert not self.succession.is_ending
+        self.place_of[seat], self.started_at[seat] = place, self.now
+
+    def _let_leave(self, seat: int) -> None:
+        others = {one for one in self.ready if self.place_of[one] == self.place_of[seat] and one != seat}
+        assert others - self.leaving, "another process serves the place already"
+        self.leaving.add(seat)
+
+    def _old(self) -> set[int]:
+        """The processes that stay, and were started before the last renewal."""
+        return {seat for seat in self.place_of if seat not in self.leaving and self.started_at[seat] < self.renewed_at}
 
     @precondition(lambda self: self.status is None and set(self.place_of) - self.ready)
     @rule(data=st.data())
@@ -77,12 +92,21 @@ class Processes(RuleBasedStateMachine):
     @precondition(lambda self: self.status is None)
     @rule()
     def renews(self) -> None:
+        self.renewed_at = self.now
         self._carry_out(self.succession.renew(now=self.now))
 
     @precondition(lambda self: self.status is None)
     @rule(drain_s=st.sampled_from([0.0, 30.0]))
     def stops(self, drain_s: float) -> None:
         self._carry_out(self.succession.stop(now=self.now, drain_s=drain_s))
+
+    @precondition(lambda self: self.status is None)
+    @rule(num_looks=st.sampled_from([1, 40]), speaks=st.booleans())
+    def looks(self, num_looks: int, *, speaks: bool) -> None:
+        for _ in range(num_looks):
+            for seat in self.ready if speaks else ():
+                self.succession.heard(seat)
+            self._carry_out(self.succession.look())
 
     @rule(seconds=st.sampled_from([0.0, 0.05, 1.0, 20.0, 100.0]))
     def time_passes(self, seconds: float) -> None:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -40,6 +40,7 @@ from pdcluster_router.http.cycle import JSON
 from pdcluster_router.http.handshakes import Counting, TlsPort
 from pdcluster_router.http.prefaces import PrefacedConnection, PrefacePort
 from pdcluster_router.http.tls import TlsConnection
+from pdcluster_router.processes.keeper import LOOK_S
 from pdcluster_router.processes.seat import Seat
 from pdcluster_router.settings.forms import Discovery
 from pdcluster_router.settings.router_settings import Settings
@@ -111,9 +112,15 @@ class RouterServer(uvicorn.Server):
     def _follow_keeper(self, seat: Seat) -> None:
         """Says that this process answers. It drains when its keeper has ended, and leaves when the keeper says so."""
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGUSR1, self._leave)
+        loop.add_signal_handler(signal.SIGUSR1, self._leave, seat)
         loop.add_reader(seat.keeper_file, self._lose_keeper, seat)
-        os.write(seat.ready_file, b"r")
+        os.set_blocking(seat.word_file, False)
+        self._say_well(seat)
+
+    def _say_well(self, seat: Seat) -> None:
+        with suppress(BrokenPipeError, BlockingIOError):  # No keeper any more, or one that is stopped.
+            os.write(seat.word_file, b"w")
+        asyncio.get_running_loop().call_later(LOOK_S, self._say_well, seat)
 
     def _lose_keeper(self, seat: Seat) -> None:
         """The keeper was killed: this process has to end by itself, and to remove the folder that all shared."""
@@ -121,20 +128,22 @@ class RouterServer(uvicorn.Server):
         shutil.rmtree(seat.folder, ignore_errors=True)
         self.should_exit = True
 
-    def _leave(self) -> None:
-        """Another process takes the new connections. This one answers its own until they have ended."""
+    def _leave(self, seat: Seat) -> None:
+        """Other processes take the new connections. This one answers its own until they have ended, and engines."""
         self.router.is_leaving = True
         for server in self.servers:
-            if server.sockets and server.sockets[0].getsockname()[1] == self._settings.port:
+            if server.sockets and server.sockets[0].getsockname()[1] in (seat.port, seat.internal_port):
                 server.close()
         logger.info("process leaves connections=%d", self.router.clients.num_open)
-        self._end_when_left()
+        asyncio.get_running_loop().call_later(_LOOK_S, self._end_when_left, 0)
 
-    def _end_when_left(self) -> None:
-        if self.router.clients.num_open or self.router.services.running:
-            asyncio.get_running_loop().call_later(_LOOK_S, self._end_when_left)
-        else:
+    def _end_when_left(self, num_looks: int) -> None:
+        """Ends after two looks in a row without a client: the loop tells of an accepted connection in a later turn."""
+        has_client = self.router.clients.num_open or self.router.services.running
+        if num_looks and not has_client:
             self.should_exit = True
+        else:
+            asyncio.get_running_loop().call_later(_LOOK_S, self._end_when_left, 0 if has_client else 1)
 
     def _check_aliases(self, settings: Settings) -> None:
         """Raises: ConfigError: As ``startup``."""

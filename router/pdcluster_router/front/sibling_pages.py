@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -20,6 +21,9 @@ from pdcluster_router.front.status_page import NUM_RECENT, describe_status
 from pdcluster_router.processes.seat import Seat
 from pdcluster_router.processes.siblings import METRICS, Siblings
 
+logger = logging.getLogger(__name__)
+
+P = TypeVar("P")
 _POOL: Final = "pool"
 _STATUS: Final = "status"
 _REQUESTS: Final = "requests"
@@ -53,15 +57,14 @@ async def pool(router: Router) -> PoolPage:
     """Every engine, and the requests there."""
     if router.siblings is None:
         return describe_pool(router.services)
-    pages = await router.siblings.ask_all(_POOL)
-    return joined_pools([msgspec.json.decode(page, type=PoolPage) for page in pages])
+    return joined_pools(_decoded(await router.siblings.ask_all(_POOL), PoolPage))
 
 
 async def status(router: Router) -> bytes:
     """The document of the status page, JSON."""
     if router.siblings is None:
         return describe_status(router.services)
-    pages = [msgspec.json.decode(page, type=StatusPage) for page in await router.siblings.ask_all(_STATUS)]
+    pages = _decoded(await router.siblings.ask_all(_STATUS), StatusPage)
     return msgspec.json.encode(joined_status(pages, _MOST_BY_FATE))
 
 
@@ -69,8 +72,18 @@ async def requests_named(router: Router, name: str) -> bytes:
     """The requests with this id that are remembered, JSON."""
     if router.siblings is None:
         return answer_about(router, name)
-    answers = await router.siblings.ask_all(_REQUESTS, name)
-    return msgspec.json.encode(joined_answers([msgspec.json.decode(answer, type=KeptAnswer) for answer in answers]))
+    return msgspec.json.encode(joined_answers(_decoded(await router.siblings.ask_all(_REQUESTS, name), KeptAnswer)))
+
+
+def _decoded(pages: Sequence[bytes], kind: type[P]) -> list[P]:
+    """The pages, without those that a process of another release has written in another form."""
+    found = []
+    for page in pages:
+        try:
+            found.append(msgspec.json.decode(page, type=kind))
+        except msgspec.DecodeError as error:
+            logger.warning("the page of another process cannot be read reason=%s", error)
+    return found
 
 
 def _own_page(router: Router, page: str, argument: str) -> bytes:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from pdcluster_protocol.errors import ConfigError
@@ -27,12 +28,14 @@ from pdcluster_router.front.certificates import certificate_of, internal_certifi
 from pdcluster_router.front.picker.start import check_picker
 from pdcluster_router.front.server import RouterServer, bind, listen, reads_files
 from pdcluster_router.front.setting_changes import SettingReader
-from pdcluster_router.processes.keeper import Keeper, Places
+from pdcluster_router.processes.keeper import SIGNALS, Keeper, Places
 from pdcluster_router.processes.seat import Seat
-from pdcluster_router.settings.router_settings import Settings
+from pdcluster_router.settings.router_settings import FLAGS, Settings
 from pdcluster_router.telemetry.access_log import FLAG
 from pdcluster_router.telemetry.line_file import STDOUT, LineFile
 from pdcluster_router.telemetry.trace import TraceFile
+
+logger = logging.getLogger(__name__)
 
 Reread: TypeAlias = Callable[[], Settings]
 """Reads the settings anew."""
@@ -150,13 +153,18 @@ def _inherited(seat: Seat) -> list[socket.socket]:
 
 
 def _keep(settings: Settings, secret: Secret, reread: Reread | None, argv: Sequence[str], *, reads_files: bool) -> int:
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Until the keeper hears them.
     raise_open_file_limit()
     places = _places_for(settings)
+    try:
+        command = (sys.executable, "-P", "-m", "pdcluster_router", *argv)
+        keeper = Keeper(places, command, partial(_drain_s, settings, reread), reads_files=reads_files)
+    except ConfigError:
+        places.close()
+        raise
     port, internal_port = places.ports
     _tell_where(settings.model_copy(update={"port": port, "internal_port": internal_port}), secret)
-    command = (sys.executable, "-P", "-m", "pdcluster_router", *argv)
-    drain = partial(_drain_s, settings, reread)
-    return asyncio.run(Keeper(places, command, drain, reads_files=reads_files).run())
+    return asyncio.run(keeper.run())
 
 
 def _places_for(settings: Settings) -> Places:
@@ -178,10 +186,18 @@ def _places_for(settings: Settings) -> Places:
 
 
 def _drain_s(settings: Settings, reread: Reread | None) -> float:
-    """How long running requests have now after SIGTERM."""
+    """How long running requests have after SIGTERM, by what processes read now. Settings that are the keeper's own, and
+    have changed, are told in the log."""
     if reread is None:
         return settings.drain_timeout_s
     try:
-        return reread().drain_timeout_s
-    except ConfigError:  # As the processes, which go by what they read last.
+        now = reread()
+    except ConfigError:  # Each process tells it.
         return settings.drain_timeout_s
+    if left := [FLAGS.of(name) for name in _KEEPERS if getattr(now, name) != getattr(settings, name)]:
+        logger.warning("settings that need a restart have changed settings=%s", ",".join(left))
+    return now.drain_timeout_s
+
+
+_KEEPERS: Final = ("host", "port", "internal_port", "processes")
+"""The settings that a keeper has used before any process starts."""

@@ -11,6 +11,7 @@ answers no request itself. ``core/processes/succession.py`` decides; this file c
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import shutil
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.processes.succession import (
@@ -30,15 +32,23 @@ from pdcluster_router.core.processes.succession import (
     KillProcess,
     LetLeave,
     ProcessCommand,
+    RenewalEnded,
     StartProcess,
     StopProcess,
     Succession,
 )
-from pdcluster_router.processes.seat import SEAT_VARIABLE, TABLE_NAME, Seat
+from pdcluster_router.processes.seat import SEAT_VARIABLE, Seat
 from pdcluster_router.processes.shared_loads import SharedLoads, make_table
 from pdcluster_router.processes.siblings import add_up_ended
 
 logger = logging.getLogger(__name__)
+
+SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
+"""Those that a keeper hears. Block them before ``Keeper.run``, which lets them in once it can hear them."""
+LOOK_S: Final = 1.0
+"""Seconds between two looks at the processes, and between two words of each."""
+_MAX_PATH_BYTES: Final = 90
+"""The most bytes of the folder's path: that of a Unix socket in it may have 107."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,7 @@ class _OneProcess:
 
     process: Process
     life: int
-    ready: int
+    words: int
     """Our end of the pipe on which it says that it answers."""
     is_ready: bool = False
     has_missed_reload: bool = False
@@ -79,16 +89,30 @@ class Keeper:
     """Owns the processes, the places and the folder. One event loop; ``run`` may be called once."""
 
     def __init__(
-        self, places: Places, command: Sequence[str], drain_s: Callable[[], float], *, reads_files: bool
+        self,
+        places: Places,
+        command: Sequence[str],
+        read_drain_s: Callable[[], float],
+        *,
+        reads_files: bool,
+        look_s: float = LOOK_S,
     ) -> None:
-        """``command``: starts a process of the router. ``drain_s``: how long running requests have after SIGTERM.
-        ``reads_files``: whether SIGHUP makes processes read files anew; otherwise it ends the router."""
+        """``command``: starts a process of the router. ``read_drain_s``: reads how long running requests have after
+        SIGTERM, at the start and whenever processes read it. ``reads_files``: whether SIGHUP makes processes read files
+        anew; otherwise it ends the router.
+
+        Raises:
+            ConfigError: No folder can be made for the processes.
+        """
         self._places = places
         self._command = command
-        self._drain_s = drain_s
+        self._read_drain_s = read_drain_s
+        self._drain_s = read_drain_s()
+        """The longest that any process may have read."""
         self._reads_files = reads_files
+        self._look_s = look_s
         self._succession = Succession(len(places.clients))
-        self._num_seats = SEATS_PER_PLACE * len(places.clients)
+        self.num_seats = SEATS_PER_PLACE * len(places.clients)
         self._running: dict[int, _OneProcess] = {}
         self._num_lives = 0
         self._status: int | None = None
@@ -97,31 +121,41 @@ class Keeper:
         self._changed = asyncio.Event()
         self._life_line = os.pipe()
         """A pipe to which we write nothing: processes see its end when this one has ended, however."""
-        self._folder = Path(tempfile.mkdtemp(prefix="pdcluster-router-"))
-        make_table(self._folder / TABLE_NAME, self._num_seats)
-        self._loads = SharedLoads(self._folder / TABLE_NAME, self._num_seats, 0)
+        self._folder, self._folder_file = _make_folder()
+        self.loads_file = make_table(self.num_seats)
+        """The shared loads."""
+        self._loads = SharedLoads(self.loads_file, self.num_seats, 0)
 
     async def run(self) -> int:
         """Serves until all processes have ended. Returns the router's exit status."""
         loop = asyncio.get_running_loop()
         handlers = {
-            signal.SIGTERM: self._stop,
-            signal.SIGINT: self._stop,
-            signal.SIGHUP: self._reload if self._reads_files else self._stop,
-            signal.SIGUSR2: self._renew,
+            signal.SIGTERM: self.stop,
+            signal.SIGINT: self.stop,
+            signal.SIGHUP: self.reload if self._reads_files else self.stop,
+            signal.SIGUSR2: self.renew,
         }
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        looking = loop.create_task(self._look(), name="keeper: looks")
         try:
             await self._carry_out(self._succession.begin(now=loop.time()))
             while self._status is None:
                 await self._wait(loop.time())
                 await self._go_on(loop.time())
         finally:
+            looking.cancel()
             for number in handlers:
                 loop.remove_signal_handler(number)
             await self._close()
         return self._status
+
+    async def _look(self) -> None:
+        """Looks at the processes for as long as there are some."""
+        while True:
+            await asyncio.sleep(self._look_s)
+            self._happened(lambda _: self._succession.look())
 
     async def _wait(self, now: float) -> None:
         """Until something has happened, or is due."""
@@ -144,16 +178,20 @@ class Keeper:
 
     # Signals.
 
-    def _stop(self) -> None:
-        self._happened(lambda now: self._succession.stop(now=now, drain_s=self._drain_s()))
+    def stop(self) -> None:
+        """All processes drain and end; a second time, none waits any longer."""
+        self._happened(lambda now: self._succession.stop(now=now, drain_s=self._drain_s))
 
-    def _renew(self) -> None:
-        logger.info("processes are replaced")
+    def renew(self) -> None:
+        """Each process that runs is replaced."""
+        logger.info("processes are to be replaced")
+        self._drain_s = max(self._drain_s, self._read_drain_s())
         self._happened(lambda now: self._succession.renew(now=now))
 
-    def _reload(self) -> None:
-        """Those that start read their files, but perhaps before they have changed: they are told when they are ready.
-        Before that the signal would end them."""
+    def reload(self) -> None:
+        """Each process reads its files anew. Those that start may have read them before they changed: they are told when
+        they are ready, for before that the signal would end them."""
+        self._drain_s = max(self._drain_s, self._read_drain_s())
         for seat, running in self._running.items():
             if running.is_ready:
                 self._signal(seat, signal.SIGHUP)
@@ -171,8 +209,12 @@ class Keeper:
                 case StopProcess(seat):
                     self._signal(seat, signal.SIGTERM)
                 case KillProcess(seat):
-                    logger.warning("process is killed: it has not done in time what it was told seat=%d", seat)
+                    logger.warning(
+                        "process is killed: it is silent, or has not done in time as it was told seat=%d", seat
+                    )
                     self._signal(seat, signal.SIGKILL)
+                case RenewalEnded(num_old):
+                    _log_renewal(num_old)
                 case EndRouter(status):
                     self._status = status
 
@@ -183,25 +225,26 @@ class Keeper:
 
     async def _start(self, place: int, seat: int) -> None:
         self._num_lives += 1
-        ready, its_ready = os.pipe()
+        words, its_words = os.pipe()
+        os.set_blocking(words, False)
         try:
-            process = await self._spawn(place, seat, its_ready)
+            process = await self._spawn(place, seat, its_words)
         except (OSError, ConfigError) as error:  # No port, no memory, or no process more.
-            os.close(ready)
+            os.close(words)
             logger.error("process not started place=%d reason=%s", place, error)
             self._happened(lambda now: self._succession.ended(seat, 1, now=now))
             return
         finally:
-            os.close(its_ready)
-        self._running[seat] = running = _OneProcess(process, self._num_lives, ready)
+            os.close(its_words)
+        self._running[seat] = running = _OneProcess(process, self._num_lives, words)
         loop = asyncio.get_running_loop()
-        loop.add_reader(ready, self._heard, seat, running)
+        loop.add_reader(words, self._heard, seat, running)
         running.end = loop.create_task(self._await_end(seat, running), name=f"keeper: life {running.life}")
         logger.info("process started place=%d seat=%d pid=%d", place, seat, process.pid)
 
-    async def _spawn(self, place: int, seat: int, ready: int) -> Process:
+    async def _spawn(self, place: int, seat: int, words: int) -> Process:
         with self._places.new_calls() as calls:
-            given = self._seat(place, seat, calls, ready)
+            given = self._seat(place, seat, calls, words)
             return await asyncio.create_subprocess_exec(
                 *self._command,
                 env={**os.environ, SEAT_VARIABLE: given.told()},
@@ -209,12 +252,12 @@ class Keeper:
                 start_new_session=True,  # Ctrl-C is for the keeper, which tells them once.
             )
 
-    def _seat(self, place: int, number: int, calls: socket.socket, ready: int) -> Seat:
+    def _seat(self, place: int, number: int, calls: socket.socket, words: int) -> Seat:
         port, internal_port = self._places.ports
         return Seat(
             number=number,
             life=self._num_lives,
-            num_seats=self._num_seats,
+            num_seats=self.num_seats,
             folder=self._folder,
             client_file=self._places.clients[place].fileno(),
             internal_file=self._places.internals[place].fileno(),
@@ -222,7 +265,8 @@ class Keeper:
             port=port,
             internal_port=internal_port,
             calls_port=calls.getsockname()[1],
-            ready_file=ready,
+            loads_file=self.loads_file,
+            word_file=words,
             keeper_file=self._life_line[0],
         )
 
@@ -230,25 +274,37 @@ class Keeper:
 
     def _heard(self, seat: int, running: _OneProcess) -> None:
         """The process has said that it answers, or it has ended."""
-        asyncio.get_running_loop().remove_reader(running.ready)
-        if not os.read(running.ready, 1):
+        words = _read_all(running.words)
+        if words is None:
             return
-        logger.info("process ready seat=%d", seat)
-        running.is_ready = True
-        if running.has_missed_reload:
-            self._signal(seat, signal.SIGHUP)
-        self._happened(lambda now: self._succession.ready(seat, now=now))
+        if not words:
+            asyncio.get_running_loop().remove_reader(running.words)
+        elif running.is_ready:
+            self._succession.heard(seat)
+        else:
+            logger.info("process ready seat=%d", seat)
+            running.is_ready = True
+            if running.has_missed_reload:
+                self._signal(seat, signal.SIGHUP)
+            self._happened(lambda now: self._succession.ready(seat, now=now))
 
     async def _await_end(self, seat: int, running: _OneProcess) -> None:
         status = await running.process.wait()
-        asyncio.get_running_loop().remove_reader(running.ready)
-        os.close(running.ready)
+        asyncio.get_running_loop().remove_reader(running.words)
+        os.close(running.words)
         del self._running[seat]
-        self._loads.forget(seat)
-        (self._folder / f"{running.life}.sock").unlink(missing_ok=True)
-        add_up_ended(self._folder, {one.life for one in self._running.values()})
-        logger.log(logging.ERROR if status else logging.INFO, "process ended seat=%d status=%d", seat, status)
+        try:
+            self._clear_up(seat, running.life)
+        except (OSError, ValueError) as error:  # A full disk, or a file that is none of ours.
+            logger.warning("files of a process are left over seat=%d reason=%r", seat, error)
+        is_expected = status == 0 or self._succession.is_ending
+        logger.log(logging.INFO if is_expected else logging.ERROR, "process ended seat=%d status=%d", seat, status)
         self._happened(lambda now: self._succession.ended(seat, abs(status), now=now))
+
+    def _clear_up(self, seat: int, life: int) -> None:
+        self._loads.forget(seat)
+        (self._folder / f"{life}.sock").unlink(missing_ok=True)
+        add_up_ended(self._folder, {one.life for one in self._running.values()})
 
     async def _close(self) -> None:
         """No process, no socket and no file is left."""
@@ -256,7 +312,37 @@ class Keeper:
             running.process.kill()
         await asyncio.gather(*(one.end for one in self._running.values() if one.end is not None))
         self._places.close()
-        for end in self._life_line:
-            os.close(end)
         self._loads.close()
+        for file in (*self._life_line, self._folder_file):
+            os.close(file)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _make_folder() -> tuple[Path, int]:
+    """A new folder that only this user can read, and the open file that locks it. systemd leaves locked ones alone."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="pdcluster-router-"))
+    except OSError as error:
+        told = f"--processes: no folder can be made for sockets ({error})"
+        raise ConfigError(f"{told}: set TMPDIR to one that can be written") from error
+    if len(os.fsencode(folder)) > _MAX_PATH_BYTES:
+        folder.rmdir()
+        raise ConfigError(f"--processes: {folder} is too long for its sockets: set TMPDIR to a shorter path")
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return folder, file
+
+
+def _read_all(file: int) -> bytes | None:
+    """All bytes that have come, up to 4 KiB. Empty: no more will come. None: nothing has come yet."""
+    try:
+        return os.read(file, 4096)
+    except BlockingIOError:
+        return None
+
+
+def _log_renewal(num_old: int) -> None:
+    if num_old:
+        logger.error("processes are not replaced: a new one has failed left=%d", num_old)
+    else:
+        logger.info("processes are replaced")

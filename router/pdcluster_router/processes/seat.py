@@ -11,8 +11,9 @@ from typing import Final
 
 import msgspec
 
+from pdcluster_protocol.errors import ConfigError
+
 SEAT_VARIABLE: Final = "PDCLUSTER_ROUTER_SEAT"
-TABLE_NAME: Final = "loads"
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,19 +35,24 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     internal_port: int
     calls_port: int
-    ready_file: int
-    """A pipe: the process writes a byte when it answers."""
+    loads_file: int
+    """The shared loads, a file in memory."""
+    word_file: int
+    """A pipe: the process writes a byte when it answers, and one each second from then on."""
     keeper_file: int
     """A pipe that ends when the keeper does. No byte comes."""
 
     @property
     def files(self) -> tuple[int, ...]:
         """All inherited ones."""
-        return (self.client_file, self.internal_file, self.calls_file, self.ready_file, self.keeper_file)
-
-    @property
-    def table(self) -> Path:
-        return self.folder / TABLE_NAME
+        return (
+            self.client_file,
+            self.internal_file,
+            self.calls_file,
+            self.loads_file,
+            self.word_file,
+            self.keeper_file,
+        )
 
     def told(self) -> str:
         """As the variable has it."""
@@ -54,9 +60,18 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def seat_told(environ: Mapping[str, str]) -> Seat | None:
-    """The seat of this process; None: no keeper has started it."""
+    """The seat of this process; None: no keeper has started it.
+
+    Raises:
+        ConfigError: The keeper is another release's.
+    """
     told = environ.get(SEAT_VARIABLE)
-    return msgspec.json.decode(told, type=Seat, dec_hook=lambda kind, value: kind(value)) if told else None
+    if not told:
+        return None
+    try:
+        return msgspec.json.decode(told, type=Seat, dec_hook=lambda kind, value: kind(value))
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{SEAT_VARIABLE}: {error}: another release has set it, start the router anew") from error
 
 
 def internal_ports(own: int | None, seat: Seat | None) -> frozenset[int | None]:

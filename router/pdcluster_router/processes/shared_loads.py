@@ -3,9 +3,9 @@
     head   the next number of a prefill and of a decode engine
     rows   one for each engine: a digest of its key, its number, the tokens of each seat, and whether the seat has it
 
-A process writes its own columns only. Tokens change without a lock: they are an estimate all the same. Rows are taken
-and left under a lock of the file, when engines come and go. A row that no process has is free. An engine's number is
-the same in all processes, and so is its name.
+A process writes its own columns only, without a lock: tokens are an estimate all the same. Rows are taken under a lock
+of the file, when engines come. A row that no process has is free. An engine's number is the same in all processes, and
+so is its name.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
-from pathlib import Path
 from typing import Final
 
 from pdcluster_protocol.labels import Role
 
 MAX_ENGINES: Final = 4096
 """Rows. Engines above them are not shared: each process then knows its own load of them alone."""
-LOCK_S: Final = 0.1
+LOCK_S: Final = 0.02
 """The most that the loop waits for the lock. It is held for a millisecond, unless its holder was stopped just then."""
 _WORD_BYTES: Final = 8
 _HEAD_WORDS: Final = len(Role)
@@ -36,9 +35,10 @@ _ROLES: Final = list(Role)
 class SharedLoads:
     """The table, as one process has it. ``close`` gives back what is left of it."""
 
-    def __init__(self, path: Path, num_seats: int, seat: int) -> None:
-        """``path``: a file that ``make_table`` has made for ``num_seats``. ``seat``: this process's column."""
-        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    def __init__(self, file: int, num_seats: int, seat: int) -> None:
+        """``file``: one that ``make_table`` has made for ``num_seats``; ``close`` closes it. ``seat``: this process's
+        column."""
+        self._file = file
         self._map = mmap.mmap(self._file, 0)
         self._words = memoryview(self._map).cast("q")
         self._num_seats = num_seats
@@ -63,7 +63,7 @@ class SharedLoads:
 
     def forget(self, seat: int) -> bool:
         """The process with ``seat`` has ended, however: it has no tokens, and no rows. Returns False if the table was
-        locked for too long; the tokens are gone then, too."""
+        locked for too long: then its rows stay taken until another process with this seat has ended."""
         for row in self._rows():
             self._words[row + _ROW_WORDS + seat] = 0
         with self._locked() as is_ours:
@@ -119,13 +119,14 @@ class SharedLoads:
 class SharedLoad:
     """One engine's row, as one process has it. Event loop only."""
 
-    __slots__ = ("_end", "_has", "_mine", "_start", "_words", "number")
+    __slots__ = ("_end", "_has", "_is_left", "_mine", "_start", "_words", "number")
 
     def __init__(self, words: memoryview[int], start: int, num_seats: int, seat: int, *, number: int) -> None:
         """``start``: the first of the row's columns."""
         self._words = words
         self._start, self._end = start, start + num_seats
         self._mine, self._has = start + seat, start + num_seats + seat
+        self._is_left = False
         self.number = number
         """The engine's number among those of its role, the same in all processes."""
 
@@ -133,8 +134,9 @@ class SharedLoad:
         self._words[self._mine], self._words[self._has] = 0, 1
 
     def tell(self, num_tokens: int) -> None:
-        """This process has ``num_tokens`` there."""
-        self._words[self._mine] = num_tokens
+        """This process has ``num_tokens`` there. Does nothing after ``leave``: the row may be another engine's."""
+        if not self._is_left:
+            self._words[self._mine] = num_tokens
 
     def others(self) -> int:
         """Tokens that the other processes have there."""
@@ -143,10 +145,12 @@ class SharedLoad:
 
     def leave(self) -> None:
         """The engine is removed here. Its row is free when no other process has it."""
+        self._is_left = True
         self._words[self._mine] = self._words[self._has] = 0
 
 
-def make_table(path: Path, num_seats: int, max_engines: int = MAX_ENGINES) -> None:
-    """Makes an empty table at ``path``."""
-    with path.open("xb") as file:
-        file.truncate(_WORD_BYTES * (_HEAD_WORDS + max_engines * (_ROW_WORDS + 2 * num_seats)))
+def make_table(num_seats: int, max_engines: int = MAX_ENGINES) -> int:
+    """The file of an empty table, in memory."""
+    file = os.memfd_create("pdcluster-router-loads")
+    os.ftruncate(file, _WORD_BYTES * (_HEAD_WORDS + max_engines * (_ROW_WORDS + 2 * num_seats)))
+    return file

@@ -1,11 +1,11 @@
 """Questions between the processes of one router: a Unix socket for each, in a folder of their own.
 
     LIFE.sock   where the process with this life answers
-    LIFE.last   its metrics as they were read last, for when it has ended
+    LIFE.last   its metrics as it told them last, for when it has ended; no other process writes there
     ended.last  those of several that have ended: their lives, then the sum of their counts
 
 A question is a line of JSON, its answer is the length in eight bytes and then the bytes. A process that does not answer
-within ``ANSWER_S`` is left out of a page; its counts are taken as they were read last, so no counter falls.
+within ``ANSWER_S`` is left out of a page; its counts are taken as it told them last, so no counter falls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -49,35 +49,42 @@ class Siblings:
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Answers from now on."""
-        self._server = await asyncio.start_unix_server(
-            self._answer, self._folder / f"{self._life}.sock", limit=_MAX_QUESTION_BYTES
-        )
+        """Answers from now on. Where the folder is gone, no other is asked and none can ask."""
+        try:
+            self._server = await asyncio.start_unix_server(
+                self._answer, self._folder / f"{self._life}.sock", limit=_MAX_QUESTION_BYTES
+            )
+        except OSError as error:
+            logger.warning("pages have this process alone folder=%s reason=%s", self._folder, error)
 
     async def close(self) -> None:
-        """Answers no more. What this process has counted stays readable."""
-        with suppress(OSError):  # The keeper was killed, and the folder is gone.
-            self._keep(self._life, self._own_page(METRICS, ""))
-            (self._folder / f"{self._life}.sock").unlink(missing_ok=True)
+        """Answers no more. Its counts stay readable."""
+        self._tell(METRICS, "")
+        (self._folder / f"{self._life}.sock").unlink(missing_ok=True)
         if self._server is not None:
             self._server.close()
 
     async def ask_all(self, page: str, argument: str = "") -> list[bytes]:
         """The answers of all processes that answer, this one's first."""
         others = await asyncio.gather(*(self._ask(life, page, argument) for life in self._others()))
-        return [self._own_page(page, argument), *(answer for answer in others if answer is not None)]
+        return [self._tell(page, argument), *(answer for answer in others if answer is not None)]
 
     async def metrics(self) -> bytes:
         """The metrics of all processes, and the counts of those that have ended."""
-        own, lives = self._own_page(METRICS, ""), self._others()
+        lives = self._others()
         answers = await asyncio.gather(*(self._ask(life, METRICS, "") for life in lives))
-        running = {life: answer for life, answer in zip(lives, answers, strict=True) if answer is not None}
-        with suppress(OSError):
-            for life, answer in {self._life: own, **running}.items():
-                self._keep(life, answer)
-        ended = kept_counts(self._folder, but_of={self._life, *running})
-        texts = [one.decode() for one in (own, *running.values())]
-        return (await asyncio.to_thread(summed, texts, ended)).encode()
+        told = {life: answer for life, answer in zip(lives, answers, strict=True) if answer is not None}
+        told[self._life] = self._tell(METRICS, "")
+        running, ended = told_once(self._folder, told)
+        return (await asyncio.to_thread(summed, [one.decode() for one in running], ended)).encode()
+
+    def _tell(self, page: str, argument: str) -> bytes:
+        """The page of this process. Metrics that it tells stay readable after its end."""
+        told = self._own_page(page, argument)
+        if page == METRICS:
+            with suppress(OSError):  # A full disk, or the keeper was killed and the folder is gone.
+                _write_whole(self._folder / f"{self._life}.last", told)
+        return told
 
     def _others(self) -> list[int]:
         lives = [int(path.stem) for path in self._folder.glob("*.sock")]
@@ -103,7 +110,7 @@ class Siblings:
         try:
             async with asyncio.timeout(self._answer_s):
                 page, argument = msgspec.json.decode(await reader.readline(), type=tuple[str, str])
-                answer = self._own_page(page, argument)
+                answer = self._tell(page, argument)
                 writer.write(len(answer).to_bytes(_LENGTH_BYTES, "big") + answer)
                 await writer.drain()
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: of msgspec, or of a line that is too long.
@@ -111,16 +118,15 @@ class Siblings:
         finally:
             writer.close()
 
-    def _keep(self, life: int, metrics: bytes) -> None:
-        _write_whole(self._folder / f"{life}.last", metrics)
 
-
-def kept_counts(folder: Path, but_of: set[int]) -> list[str]:
-    """The counts of processes that have ended, or do not answer. ``but_of``: the lives of those that answer."""
-    lives, counts = _read_ended(folder)
+def told_once(folder: Path, told: Mapping[int, bytes]) -> tuple[list[bytes], list[str]]:
+    """The metrics of processes that run, by their lives in ``told``, and the counts of those that have ended or do not
+    answer. One that has ended since it told its metrics counts with the sum that has it already."""
+    added, counts = _read_ended(folder)
     apart = [path for path in folder.glob("*.last") if path.name != _ENDED]
-    left = [path for path in apart if int(path.stem) not in but_of | lives]
-    return [*counts, *(text for path in left if (text := _read(path)))]
+    left = [path for path in apart if int(path.stem) not in told.keys() | added]
+    running = [metrics for life, metrics in told.items() if life not in added]
+    return running, [*counts, *(text for path in left if (text := _read(path)))]
 
 
 def add_up_ended(folder: Path, running: set[int]) -> None:

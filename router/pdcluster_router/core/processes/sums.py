@@ -3,8 +3,8 @@
     processes that answer     all that they say
     processes that have ended what they counted, as it was read last: a counter never falls because a process has gone
 
-Numbers of one name and the same labels are added, but for those that are no amounts: ``_LEAST`` and ``_MOST``. All
-texts come from the same program, so labels stand in the same order, and a line is compared as it is.
+Numbers of one name and the same labels are added, but for those that are no amounts: ``_LEAST``, ``_MOST``, ``_FIRST``.
+All texts come from the same program, so labels stand in the same order, and a line is compared as it is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _LEAST: Final = (
     "pdcluster_router_tls_certificate_expiry_seconds",
 )
 """A process that does not reach an engine shows it; the first certificate that expires counts."""
-_MOST: Final = ("pdcluster_router_engine_ejected", "pdcluster_router_engines")
-"""Each process ejects engines for itself, and each knows all engines."""
+_MOST: Final = "pdcluster_router_engine_ejected"
+"""Each process ejects engines for itself."""
+_FIRST: Final = "pdcluster_router_engines"
+"""Each process knows all engines, and may find one in another state than the others do."""
 _CREATED: Final = "_created"
 _COUNTED: Final = frozenset(("counter", "histogram", "summary"))
 
@@ -58,7 +60,7 @@ def _add(families: dict[str, _Family], text: str, *, counts_only: bool) -> None:
             family = _Family(head=[line]) if is_new else families[name]
         elif line.startswith("# TYPE "):
             _, _, name, kind = line.split(" ", 3)
-            is_wanted = kind in _COUNTED or not counts_only
+            is_wanted = (kind in _COUNTED or not counts_only) and (is_new or name != _FIRST)
             if is_new and is_wanted:
                 family.head.append(line)
                 family.kind = kind
@@ -76,7 +78,7 @@ def _merge(numbers: dict[str, float], key: str, number: float) -> None:
 def _joined(name: str) -> Callable[[float, float], float]:
     if name in _LEAST or name.endswith(_CREATED):
         return min
-    return max if name in _MOST else _sum
+    return max if name == _MOST else _sum
 
 
 def _sum(one: float, other: float) -> float:

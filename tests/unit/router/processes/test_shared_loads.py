@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen
 
 import pytest
@@ -18,9 +18,16 @@ NUM_SEATS = 3
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Iterator[list[SharedLoads]]:
-    make_table(tmp_path / "loads", NUM_SEATS)
-    made = [SharedLoads(tmp_path / "loads", NUM_SEATS, seat) for seat in range(NUM_SEATS)]
+def file() -> Iterator[int]:
+    """A table for ``NUM_SEATS``."""
+    made = make_table(NUM_SEATS)
+    yield made
+    os.close(made)
+
+
+@pytest.fixture
+def tables(file: int) -> Iterator[list[SharedLoads]]:
+    made = [SharedLoads(os.dup(file), NUM_SEATS, seat) for seat in range(NUM_SEATS)]
     yield made
     for table in made:
         table.close()
@@ -70,9 +77,8 @@ def test_an_engine_that_comes_again_is_a_new_one_once_no_process_has_it(tables: 
     assert entered(tables[2], "a").number == 1
 
 
-def test_a_full_table_shares_no_further_engine_until_one_leaves(tmp_path: Path) -> None:
-    make_table(tmp_path / "small", 1, max_engines=2)
-    table = SharedLoads(tmp_path / "small", 1, 0)
+def test_a_full_table_shares_no_further_engine_until_one_leaves() -> None:
+    table = SharedLoads(make_table(1, max_engines=2), 1, 0)
     first = entered(table, "a")
     first.tell(5)
     entered(table, "b")
@@ -81,6 +87,14 @@ def test_a_full_table_shares_no_further_engine_until_one_leaves(tmp_path: Path) 
     again = entered(table, "c")
     assert (again.number, again.others()) == (2, 0)
     table.close()
+
+
+def test_what_is_told_of_an_engine_that_has_left_is_no_other_engines_load(tables: list[SharedLoads]) -> None:
+    left = entered(tables[0], "a")
+    left.leave()
+    entered(tables[0], "b").tell(700)
+    left.tell(0)
+    assert entered(tables[1], "b").others() == 700
 
 
 def test_what_a_process_had_that_was_killed_is_forgotten(tables: list[SharedLoads]) -> None:
@@ -101,9 +115,9 @@ sys.stdin.read()
 """
 
 
-def test_a_process_that_was_stopped_with_the_lock_holds_nobody_up(tables: list[SharedLoads], tmp_path: Path) -> None:
+def test_a_process_that_was_stopped_with_the_lock_holds_nobody_up(tables: list[SharedLoads], file: int) -> None:
     entered(tables[0], "a").tell(7)
-    with Popen([sys.executable, "-c", HOLDER, tmp_path / "loads"], stdin=PIPE, stdout=PIPE) as holder:
+    with Popen([sys.executable, "-c", HOLDER, f"/proc/{os.getpid()}/fd/{file}"], stdin=PIPE, stdout=PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline() == b"locked\n"
@@ -113,7 +127,7 @@ def test_a_process_that_was_stopped_with_the_lock_holds_nobody_up(tables: list[S
     assert entered(tables[1], "a").others() == 0, "its tokens are forgotten all the same"
 
 
-def test_the_lock_is_given_back(tables: list[SharedLoads], tmp_path: Path) -> None:
+def test_the_lock_is_given_back(tables: list[SharedLoads], file: int) -> None:
     entered(tables[0], "a")
-    with Popen([sys.executable, "-c", HOLDER, tmp_path / "loads"], stdin=DEVNULL, stdout=PIPE) as holder:
+    with Popen([sys.executable, "-c", HOLDER, f"/proc/{os.getpid()}/fd/{file}"], stdin=DEVNULL, stdout=PIPE) as holder:
         assert holder.communicate(timeout=PATIENCE_S)[0] == b"locked\n"

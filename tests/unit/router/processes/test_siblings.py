@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from patience import EDGE_S
-from pdcluster_router.processes.siblings import MAX_LIVES_APART, METRICS, Siblings, add_up_ended, kept_counts
+from pdcluster_router.processes.siblings import MAX_LIVES_APART, METRICS, Siblings, add_up_ended, told_once
 
 pytestmark = pytest.mark.anyio
 
@@ -77,20 +77,56 @@ async def test_the_counts_of_a_process_stay_when_it_has_ended(tmp_path: Path) ->
         assert await third.total() == 327
 
 
-async def test_a_process_that_was_killed_counts_as_it_was_read_last(tmp_path: Path) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readline()
-        writer.write(len(counted(20)).to_bytes(8, "big") + counted(20))
-        writer.close()
-
+async def test_a_process_that_was_killed_counts_as_it_told_last(tmp_path: Path) -> None:
     async with processes(tmp_path, 1) as (first,):
-        killed = await asyncio.start_unix_server(answer, tmp_path / "2.sock")
+        killed = await asyncio.start_unix_server(answering(tmp_path, 20), tmp_path / "2.sock")
         assert await first.total() == 21
         killed.close()
-        (tmp_path / "2.sock").touch()  # It stays after SIGKILL, and nobody listens.
+        (tmp_path / "2.sock").touch()  # It stays after SIGKILL, without a process that listens.
         assert await first.total() == 21
         (tmp_path / "2.sock").unlink()
         assert await first.total() == 21
+
+
+async def test_an_answer_that_comes_late_takes_no_count_back(tmp_path: Path) -> None:
+    """A process tells 10, goes on to 25 and ends, before its first answer is added."""
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answering(tmp_path, 10)(reader, writer)
+        (tmp_path / "2.last").write_bytes(counted(25))
+
+    async with processes(tmp_path, 0) as (first,):
+        server = await asyncio.start_unix_server(late, tmp_path / "2.sock")
+        assert await first.total() == 10
+        server.close()
+        (tmp_path / "2.sock").unlink(missing_ok=True)
+        assert await first.total() == 25
+
+
+def test_a_process_that_is_added_up_while_a_page_waits_counts_once(tmp_path: Path) -> None:
+    for life in range(2, MAX_LIVES_APART + 4):
+        (tmp_path / f"{life}.last").write_bytes(counted(10))
+    add_up_ended(tmp_path, set())
+    running, ended = told_once(tmp_path, {1: counted(1), 2: counted(10)})
+    assert running == [counted(1)]
+    assert sum(_number(text) for text in ended) == 10 * (MAX_LIVES_APART + 2)
+
+
+def answering(folder: Path, number: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+    """A process that has counted so much, and tells it."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        (folder / "2.last").write_bytes(counted(number))
+        writer.write(len(counted(number)).to_bytes(8, "big") + counted(number))
+        writer.close()
+
+    return answer
+
+
+def _number(text: str) -> float:
+    [line] = [line for line in text.splitlines() if line.startswith("a_total")]
+    return float(line.split()[-1])
 
 
 async def test_a_process_that_is_stopped_holds_a_page_up_for_a_bounded_time(tmp_path: Path) -> None:
@@ -137,5 +173,6 @@ def test_one_that_still_runs_is_not_added_up(tmp_path: Path) -> None:
 
 
 def _numbers(folder: Path, running: set[int]) -> list[float]:
-    texts = kept_counts(folder, but_of=running)
+    told = dict.fromkeys(running, b"")
+    texts = told_once(folder, told)[1]
     return [float(line.split()[-1]) for text in texts for line in text.splitlines() if not line.startswith("#")]

@@ -6,12 +6,14 @@ from pdcluster_router.core.processes.succession import (
     END_GRACE_S,
     FIRST_WAIT_S,
     MAX_FAILURES,
+    MAX_SILENT_LOOKS,
     SEATS_PER_PLACE,
     START_LIMIT_S,
     STEADY_S,
     EndRouter,
     KillProcess,
     LetLeave,
+    RenewalEnded,
     StartProcess,
     StopProcess,
     Succession,
@@ -71,17 +73,44 @@ def test_a_router_whose_first_processes_cannot_start_ends_with_their_status() ->
 def test_a_renewal_goes_from_place_to_place_and_a_predecessor_leaves_when_its_successor_is_ready() -> None:
     succession = serving()
     assert succession.renew(now=1.0) == [StartProcess(0, 2)]
-    assert succession.renew(now=1.0) == []
     assert succession.ready(2, now=2.0) == [LetLeave(0), StartProcess(1, 3)]
-    assert succession.ready(3, now=3.0) == [LetLeave(1)]
+    assert succession.ready(3, now=3.0) == [LetLeave(1), RenewalEnded(0)]
     assert succession.ended(0, 0, now=4.0) == []
     assert succession.renew(now=5.0) == [StartProcess(0, 0)]
+
+
+def test_a_renewal_during_another_one_replaces_what_that_one_has_started() -> None:
+    succession = serving()
+    succession.renew(now=1.0)
+    assert succession.renew(now=2.0) == []
+    assert succession.ready(2, now=3.0) == [LetLeave(0), StartProcess(0, 3)]
+    assert succession.ready(3, now=4.0) == [LetLeave(2), StartProcess(1, 4)]
+    assert succession.ready(4, now=5.0) == [LetLeave(1), RenewalEnded(0)]
+
+
+def test_a_renewal_before_all_places_are_served_begins_when_they_are() -> None:
+    succession = Succession(2)
+    succession.begin(now=0.0)
+    assert succession.ready(0, now=1.0) == []
+    assert succession.renew(now=2.0) == []
+    assert succession.ready(1, now=3.0) == [StartProcess(0, 2)]
+
+
+def test_a_process_that_started_before_a_renewal_is_replaced_once_it_is_ready() -> None:
+    succession = serving()
+    succession.ended(1, 1, now=STEADY_S)
+    at = STEADY_S + FIRST_WAIT_S
+    assert succession.tick(now=at) == [StartProcess(1, 1)]
+    assert succession.renew(now=at + 1) == [StartProcess(0, 2)]
+    assert succession.ready(2, now=at + 2) == [LetLeave(0)]
+    assert succession.ready(1, now=at + 3) == [StartProcess(1, 3)]
+    assert succession.ready(3, now=at + 4) == [LetLeave(1), RenewalEnded(0)]
 
 
 def test_a_successor_that_cannot_start_leaves_its_predecessor_and_the_other_places_alone() -> None:
     succession = serving()
     succession.renew(now=1.0)
-    assert succession.ended(2, 2, now=2.0) == []
+    assert succession.ended(2, 2, now=2.0) == [RenewalEnded(2)]
     assert succession.next_at() is None
     assert succession.seats() == [0, 1]
     assert succession.renew(now=3.0) == [StartProcess(0, 2)]
@@ -92,17 +121,34 @@ def test_a_successor_takes_the_place_of_a_predecessor_that_has_ended_meanwhile()
     succession.renew(now=1.0)
     assert succession.ended(0, -9, now=1.5) == [StartProcess(1, 0)]
     assert succession.ready(2, now=2.0) == []
-    assert succession.ready(0, now=2.0) == [LetLeave(1)]
+    assert succession.ready(0, now=2.0) == [LetLeave(1), RenewalEnded(0)]
 
 
 def test_a_renewal_waits_while_too_many_leave() -> None:
     succession, now = serving(1), 0.0
     for _ in range(SEATS_PER_PLACE - 2):
+        now += 1.0
         [start] = succession.renew(now=now)
         assert isinstance(start, StartProcess)
         succession.ready(start.seat, now=now)
+    now += 1.0
     assert succession.renew(now=now) == []
     assert succession.ended(0, 0, now=now) == [StartProcess(0, 0)]
+
+
+def test_a_process_that_is_silent_for_long_is_killed_once_and_one_that_speaks_is_not() -> None:
+    succession = serving()
+    for _ in range(MAX_SILENT_LOOKS):
+        assert succession.look() == []
+        succession.heard(0)
+    assert succession.look() == [KillProcess(1)]
+    assert succession.look() == []
+
+
+def test_a_process_that_starts_may_be_silent() -> None:
+    succession = Succession(1)
+    succession.begin(now=0.0)
+    assert [succession.look() for _ in range(2 * MAX_SILENT_LOOKS)] == [[]] * (2 * MAX_SILENT_LOOKS)
 
 
 def test_a_process_that_is_never_ready_is_killed_once_and_started_again() -> None:
@@ -130,6 +176,8 @@ def test_a_second_stop_is_passed_on_and_the_wait_gets_short() -> None:
     succession = serving()
     succession.stop(now=10.0, drain_s=3600.0)
     assert succession.stop(now=12.0, drain_s=3600.0) == [StopProcess(0), StopProcess(1)]
+    assert succession.next_at() == 12.0 + END_GRACE_S
+    succession.stop(now=20.0, drain_s=3600.0)
     assert succession.next_at() == 12.0 + END_GRACE_S
 
 

@@ -66,6 +66,12 @@ def test_what_is_no_amount_is_not_added() -> None:
     assert number(text, "pdcluster_router_discovery_up") == 0
 
 
+def test_an_engine_has_the_state_in_which_the_asked_process_finds_it() -> None:
+    head = "# HELP pdcluster_router_engines E\n# TYPE pdcluster_router_engines gauge\n"
+    texts = [head + f'pdcluster_router_engines{{state="{state}"}} 1.0\n' for state in ("serving", "not_ready")]
+    assert numbers(summed(texts)) == numbers(texts[0])
+
+
 def test_a_process_that_has_ended_counts_with_what_it_counted_alone() -> None:
     text = summed([of_a_process(2, 0.5)], [of_a_process(40, 0.5, is_up=False, queued=7)])
     assert number(text, "pdcluster_router_requests_total", outcome="ok") == 42

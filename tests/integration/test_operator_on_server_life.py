@@ -91,7 +91,7 @@ def test_the_port_for_gateways_comes_with_its_field_and_goes_with_it(server: Ser
         secret = {"stringData": dict.fromkeys(("tls.crt", "tls.key", "ca.crt"), "x"), "metadata": {"name": "shown"}}
         server.admin.create(pool.list_path("secrets"), {"apiVersion": "v1", "kind": "Secret", **secret})
         pool.wait_ready()
-        assert eventually(lambda: gateway_ports(pool) == (["https"], [8000, 9002]))
+        assert eventually(lambda: gateway_ports(pool) == (["http2"], [8000, 9002]))
         pool.merge({"router": {"picker": None}})
         assert eventually(lambda: gateway_ports(pool) == ([], []))
         pool.wait_ready()

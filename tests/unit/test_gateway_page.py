@@ -39,7 +39,7 @@ def test_the_inference_pool_names_the_service_and_the_port_for_gateways() -> Non
     reference = POOL["endpointPickerRef"]
     ports = {port["port"]: port for port in children()["Service", reference["name"]]["spec"]["ports"]}
     assert ports[reference["port"]["number"]]["name"] == "picker"
-    assert ports[reference["port"]["number"]]["appProtocol"] == "https"
+    assert ports[reference["port"]["number"]]["appProtocol"] == "http2"
     assert reference["failureMode"] == "FailClose"
 
 

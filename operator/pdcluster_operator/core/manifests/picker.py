@@ -54,10 +54,11 @@ def container_ports(pool: Pool) -> list[Document]:
 
 
 def service_ports(pool: Pool) -> list[Document]:
-    """Ports that the internal Service has for gateways, which learn from it how to speak."""
+    """Ports that the internal Service has for gateways. ``appProtocol`` says that they speak HTTP/2 there, also with
+    TLS, for which each gateway has a setting of its own: to Istio ``https`` would be no HTTP/2."""
     if pool.spec.router.picker is None:
         return []
-    spoken = "https" if pair_secret(pool) else "kubernetes.io/h2c"
+    spoken = "http2" if pair_secret(pool) else "kubernetes.io/h2c"
     return [{"name": PICKER, "port": PICKER_PORT, "targetPort": PICKER, "protocol": "TCP", "appProtocol": spoken}]
 
 

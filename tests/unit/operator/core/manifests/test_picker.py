@@ -60,7 +60,7 @@ def test_the_router_listens_where_the_service_leads(changes: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "spoken"), [(PLAIN, "kubernetes.io/h2c"), (TLS, "https"), (MUTUAL, "https")], ids=str
+    ("changes", "spoken"), [(PLAIN, "kubernetes.io/h2c"), (TLS, "http2"), (MUTUAL, "http2")], ids=str
 )
 def test_the_service_says_how_gateways_speak(changes: dict[str, Any], spoken: str) -> None:
     assert service_port(changes)["appProtocol"] == spoken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,13 +12,23 @@ from typing import Any, Final, TypeAlias
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed448
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 FOR_SERVERS: Final = ExtendedKeyUsageOID.SERVER_AUTH
 FOR_CLIENTS: Final = ExtendedKeyUsageOID.CLIENT_AUTH
 _HOUR: Final = timedelta(hours=1)
-Key: TypeAlias = ec.EllipticCurvePrivateKey | ed448.Ed448PrivateKey
+Key: TypeAlias = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey | rsa.RSAPrivateKey
+KINDS: Final[Mapping[str, Callable[[], Key]]] = {
+    "ECDSA with P-256": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "ECDSA with P-384": lambda: ec.generate_private_key(ec.SECP384R1()),
+    "ECDSA with P-521": lambda: ec.generate_private_key(ec.SECP521R1()),
+    "ECDSA with another curve": lambda: ec.generate_private_key(ec.BrainpoolP256R1()),
+    "Ed25519": ed25519.Ed25519PrivateKey.generate,
+    "Ed448": ed448.Ed448PrivateKey.generate,
+    "RSA": lambda: rsa.generate_private_key(65537, 2048),
+}
+"""A new key of each kind, by the name that the router has for it."""
 
 
 @dataclass(frozen=True, slots=True)

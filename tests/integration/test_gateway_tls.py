@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed448
 from grpc import aio, ssl_channel_credentials
 
-from fakes.certificates import FOR_CLIENTS, Authority, Issued
+from fakes.certificates import FOR_CLIENTS, KINDS, Authority, Issued
 from fakes.faults import Gate
 from fakes.http import request_bytes
 from fakes.reservations import SECRET
@@ -218,16 +217,16 @@ def test_a_start_says_what_gateways_port_leaves_open(flags: tuple[str, ...], tol
         ),
         (
             ("--picker-port=9002", "--picker-tls-cert=CERT", "--picker-tls-key=KEY"),
-            "--picker-tls-cert CERT and --picker-tls-key KEY: gRPC cannot use them: give a key of another kind, as "
-            "RSA, or ECDSA with P-256",
+            "--picker-tls-cert CERT and --picker-tls-key KEY: the key is Ed25519, with which Envoy and gRPC make no "
+            "handshake: give one of RSA with 2048 bits or more, or of ECDSA with P-256 or P-384",
         ),
     ],
-    ids=["half a pair", "an authority alone", "no port", "a key that gRPC cannot use"],
+    ids=["half a pair", "an authority alone", "no port", "a key that gateways do not take"],
 )
 async def test_flags_that_cannot_work_are_refused_with_one_line(
     flags: tuple[str, ...], told: str, authority: Authority, tmp_path: Path
 ) -> None:
-    files = authority.issue(key=ed448.Ed448PrivateKey.generate()).write(tmp_path / "picker")
+    files = authority.issue(key=KINDS["Ed25519"]()).write(tmp_path / "picker")
 
     def named(text: str) -> str:
         return text.replace("CERT", str(files["tls_cert"])).replace("KEY", str(files["tls_key"]))

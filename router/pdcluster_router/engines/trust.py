@@ -133,4 +133,4 @@ def _show(pair: KeyPair, context: ssl.SSLContext) -> float:
     for end in (client, server):
         pair.load_into(end)
     server.verify_mode = ssl.CERT_REQUIRED
-    return pair.prove(client, server, server, pem)
+    return pair.prove(client, server, server, pem.cert)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ssl
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,14 @@ _STEPS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
+class PairPem:
+    """A certificate, with those between it and its authority, and its key, as they were in their files."""
+
+    cert: str
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class KeyPair:
     """The files of a certificate and its key, the flags that gave them, and a word for the certificate's judges."""
 
@@ -33,32 +41,38 @@ class KeyPair:
     cert_flag: str
     key_flag: str
     judges: str
-    """The peers that are shown the certificate: ``clients``, or ``engines``."""
+    """The peers that are shown the certificate: ``clients``, ``engines`` or ``gateways``."""
 
-    def load_into(self, context: ssl.SSLContext) -> str:
-        """``context`` shows the certificate from now on. Returns the certificate's PEM.
+    def load_into(self, context: ssl.SSLContext) -> PairPem:
+        """``context`` shows the certificate from now on. Returns the very pair that it shows.
 
         A renewal between two reads mixes old with new: then both files are read once more.
 
         Raises:
-            ConfigError: A file cannot be read, or the two files do not belong together.
+            ConfigError: A file cannot be read, the two files do not belong together, or they do not stay the same.
         """
         with suppress(ConfigError):
-            if (pem := self._load_into(context)) == self._read_certificate():
-                return pem
+            return self._load_into(context)
         return self._load_into(context)
 
-    def _load_into(self, context: ssl.SSLContext) -> str:
-        pem = self._read_certificate()
-        self._check_key()
-        both = f"{self.cert_flag} {self.cert} and {self.key_flag} {self.key}"
+    def _load_into(self, context: ssl.SSLContext) -> PairPem:
+        pem = self._read()
+        self._give_to(context)
+        if self._read() != pem:  # OpenSSL reads the files by itself, and may have read either.
+            raise ConfigError(f"{self}: they change while they are read: replace both at once")
+        return pem
+
+    def _give_to(self, context: ssl.SSLContext) -> None:
         try:
             context.load_cert_chain(self.cert, self.key, password=no_password)
         except ssl.SSLError as error:
-            raise ConfigError(f"{both}: {_problem_of(error)}") from error
+            raise ConfigError(f"{self}: {_problem_of(error)}") from error
         except OSError as error:  # One of the files is gone since.
-            raise ConfigError(f"{both}: {error.strerror}: name files that stay") from error
-        return pem
+            raise ConfigError(f"{self}: {error.strerror}: name files that stay") from error
+
+    def __str__(self) -> str:
+        """Both files, as errors name them."""
+        return f"{self.cert_flag} {self.cert} and {self.key_flag} {self.key}"
 
     def prove(self, client: ssl.SSLContext, server: ssl.SSLContext, judge: ssl.SSLContext, pem: str) -> float:
         """``judge``, which is ``client`` or ``server``, trusts this very certificate and comes to an agreement with the
@@ -81,16 +95,18 @@ class KeyPair:
             raise ConfigError(f"{who}: {words_of(error)}: give whole ones in PEM, the one to show first") from error
         return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
 
-    def _read_certificate(self) -> str:
-        return certificates_in(self.cert, self.cert_flag, "name the one to show, and those between behind it")
+    def _read(self) -> PairPem:
+        between = "name the one to show, and those between behind it"
+        return PairPem(certificates_in(self.cert, self.cert_flag, between), self._read_key())
 
-    def _check_key(self) -> None:
+    def _read_key(self) -> bytes:
         pem = read_file(self.key, self.key_flag)
         who = f"{self.key_flag} {self.key}"
         if b"PRIVATE KEY-----" not in pem:
             raise ConfigError(f"{who}: it has no private key in PEM: name the one of {self.cert_flag}")
         if b"ENCRYPTED" in pem:
             raise ConfigError(f"{who}: the key has a password: give one without, readable by this process only")
+        return pem
 
 
 def certificates_in(path: Path, flag: str, cure: str) -> str:
@@ -105,8 +121,8 @@ def certificates_in(path: Path, flag: str, cure: str) -> str:
     return pem.decode("ascii", "ignore")
 
 
-def trust_those_in(path: Path, flag: str, context: ssl.SSLContext) -> None:
-    """``context`` trusts each certificate in this file: an authority's, or one that a peer itself shows.
+def trust_those_in(path: Path, flag: str, context: ssl.SSLContext) -> str:
+    """``context`` trusts each certificate in this file: an authority's, or one that a peer itself shows. Returns them.
 
     Raises:
         ConfigError: It cannot be read, or has none.
@@ -117,6 +133,7 @@ def trust_those_in(path: Path, flag: str, context: ssl.SSLContext) -> None:
         context.load_verify_locations(cadata=pem)
     except ssl.SSLError as error:
         raise ConfigError(f"{flag} {path}: {words_of(error)}: give whole certificates in PEM") from error
+    return pem
 
 
 def modern(context: ssl.SSLContext) -> ssl.SSLContext:

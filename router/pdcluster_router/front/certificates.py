@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.files.pem import KeyPair, day_of, modern, trust_those_in
-from pdcluster_router.files.reading import read_file
+from pdcluster_router.files.pem import KeyPair, PairPem, day_of, modern, trust_those_in
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.settings.router_settings import Settings
 
@@ -30,8 +29,23 @@ INTERNAL_PORT: Final = ("--internal-tls-cert", "--internal-tls-key", "--internal
 PICKER_PORT: Final = ("--picker-tls-cert", "--picker-tls-key", "--picker-client-ca")
 
 
+@dataclass(frozen=True, slots=True)
+class ProvenFiles:
+    """The files of one port as they were read, and what a handshake in memory has shown of them."""
+
+    context: ssl.SSLContext
+    """A server's, with this certificate."""
+    expires_at: float
+    """The certificate's end in Unix seconds."""
+    pair: PairPem
+    ca: str | None
+    """The authorities of the certificates that clients must show, in PEM; None: clients need no certificate."""
+
+
 class Certificate:
     """The current certificate of one port. Event loop only."""
+
+    _judges: ClassVar[str] = "clients"
 
     def __init__(
         self, cert: Path, key: Path, interval_s: float, flags: Sequence[str] = CLIENT_PORT, ca: Path | None = None
@@ -41,7 +55,7 @@ class Certificate:
         Raises:
             ConfigError: The files cannot be used.
         """
-        self._pair = KeyPair(cert, key, flags[0], flags[1], "clients")
+        self._pair = KeyPair(cert, key, flags[0], flags[1], self._judges)
         self._ca = None if ca is None else (ca, flags[2])
         self.context: ssl.SSLContext
         """The context for the next client, a new object after each change."""
@@ -57,38 +71,29 @@ class Certificate:
 
     def _load(self) -> None:
         """Raises: ConfigError: The files cannot be used; nothing has changed."""
-        self.context, self.expires_at = load_certificate(self._pair, self._ca)
+        self._take(load_certificate(self._pair, self._ca))
+
+    def _take(self, proven: ProvenFiles) -> None:
+        """Shows these files from now on. Raises: ConfigError: They cannot be used; nothing has changed."""
+        self.context, self.expires_at = proven.context, proven.expires_at
 
 
 class PickerCertificate(Certificate):
     """The current certificate of the picker's port. Needs the packages of ``pdcluster[picker]``."""
 
+    _judges = "gateways"
     grpc_files: GrpcFiles
     """The files for the next gateway, a new object after each change. gRPC's threads read this, too."""
 
-    def _load(self) -> None:
-        """As ``Certificate``. A renewal between two reads mixes old with new: then all files are read once more."""
-        with suppress(ConfigError):
-            self._load_once()
-            return
-        self._load_once()
-
-    def _load_once(self) -> None:
-        loaded = load_certificate(self._pair, self._ca)
-        files = self._read_for_grpc()
-        if not files.are_usable():
-            raise ConfigError(
-                f"{self._pair.cert_flag} {self._pair.cert} and {self._pair.key_flag} {self._pair.key}: gRPC cannot use "
-                "them: give a key of another kind, as RSA, or ECDSA with P-256"
-            )
-        self.grpc_files = files
-        self.context, self.expires_at = loaded
-
-    def _read_for_grpc(self) -> GrpcFiles:
+    def _take(self, proven: ProvenFiles) -> None:
         from pdcluster_router.http.grpc_tls import GrpcFiles
 
-        cert, key = (read_file(self._pair.cert, self._pair.cert_flag), read_file(self._pair.key, self._pair.key_flag))
-        return GrpcFiles(cert, key, read_file(*self._ca) if self._ca else None)
+        pair, ca = proven.pair, proven.ca
+        files = GrpcFiles(pair.cert.encode(), pair.key, None if ca is None else ca.encode())
+        if fault := files.fault():
+            raise ConfigError(f"{self._pair}: {fault}")
+        self.grpc_files = files
+        super()._take(proven)
 
 
 def certificate_of(settings: Settings) -> Certificate | None:
@@ -114,9 +119,9 @@ def picker_certificate_of(settings: Settings) -> PickerCertificate | None:
     return PickerCertificate(cert, key, settings.tls_interval_s, PICKER_PORT, settings.picker_client_ca)
 
 
-def load_certificate(pair: KeyPair, ca: tuple[Path, str] | None = None) -> tuple[ssl.SSLContext, float]:
-    """A server's context with this certificate, and the Unix seconds until which it is valid. ``ca``: the file with the
-    authorities of the certificates that clients must show, and the flag that gave it.
+def load_certificate(pair: KeyPair, ca: tuple[Path, str] | None = None) -> ProvenFiles:
+    """``pair``, read and proven. ``ca``: the file with the authorities of the certificates that clients must show, and
+    the flag that gave it.
 
     Raises:
         ConfigError: A file cannot be read, key and certificate do not match, or no client would accept them now.
@@ -125,8 +130,9 @@ def load_certificate(pair: KeyPair, ca: tuple[Path, str] | None = None) -> tuple
     pem = pair.load_into(context)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    expires_at = pair.prove(client, context, client, pem)
-    if ca is not None:
-        trust_those_in(*ca, context)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context, expires_at
+    expires_at = pair.prove(client, context, client, pem.cert)
+    if ca is None:
+        return ProvenFiles(context, expires_at, pem, None)
+    authorities = trust_those_in(*ca, context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return ProvenFiles(context, expires_at, pem, authorities)

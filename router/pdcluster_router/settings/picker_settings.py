@@ -24,13 +24,14 @@ class PickerSettings(BaseModel):
     clients ask the router itself."""
     picker_tls_cert: Path | None = None
     """PEM file with the certificate that gateways are shown, followed by the intermediate certificates. The picker's
-    port then speaks TLS 1.2 and 1.3 only. None: gRPC in the clear, for a network that only gateways can reach."""
+    port then speaks TLS 1.2 and 1.3 only. None: no TLS, for a network that only gateways can reach."""
     picker_tls_key: Path | None = None
-    """PEM file with the private key of ``picker_tls_cert``, without a password: RSA, ECDSA or Ed25519, which gRPC can
-    use. None: as there."""
+    """PEM file with the private key of ``picker_tls_cert``, without a password: RSA with 2048 bits or more, or ECDSA
+    with P-256 or P-384. Envoy and gRPC make no handshake with others. None: no TLS."""
     picker_client_ca: Path | None = None
-    """PEM file with the authorities by whose certificates gateways must show who they are (mTLS). None: no gateway is
-    asked, and all that reach the port may ask."""
+    """PEM file with the authorities by whose certificates gateways must show who they are (mTLS). Each gateway with a
+    certificate of them may ask, whatever its name. Gateways' keys are of the same kinds as ``picker_tls_key``. None: no
+    client certificate is required."""
 
     @model_validator(mode="after")
     def _has_whole_picker_tls(self) -> Self:

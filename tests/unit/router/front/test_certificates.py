@@ -14,7 +14,7 @@ import pytest
 
 from fakes.certificates import FOR_CLIENTS, Authority, Issued
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.files.pem import KeyPair
+from pdcluster_router.files.pem import KeyPair, PairPem
 from pdcluster_router.front.certificates import CLIENT_PORT, INTERNAL_PORT, Certificate, load_certificate
 
 DAY = timedelta(days=1)
@@ -68,7 +68,7 @@ def test_files_that_are_renewed_while_they_are_read_are_read_again(authority: Au
     newer = authority.issue()
     context = RenewedMeanwhile(ssl.PROTOCOL_TLS_SERVER)
     context.renew = lambda: write(newer, *both)
-    assert pair(*both).load_into(context) == newer.pem.decode()
+    assert pair(*both).load_into(context) == PairPem(newer.pem.decode(), newer.key_pem())
 
 
 REFUSED: dict[str, tuple[Break, str]] = {
@@ -155,9 +155,9 @@ def test_what_no_client_would_take_is_refused_with_one_line(case: str, authority
 def test_a_good_certificate_says_until_when_it_is(authority: Authority, tmp_path: Path) -> None:
     cert, key = files(tmp_path)
     write(authority.issue(ends=3 * DAY), cert, key)
-    context, expires_at = load_certificate(pair(cert, key))
-    assert expires_at == pytest.approx(time.time() + 3 * 86400, abs=600)
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+    proven = load_certificate(pair(cert, key))
+    assert proven.expires_at == pytest.approx(time.time() + 3 * 86400, abs=600)
+    assert proven.context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
 def test_a_certificate_comes_with_those_between_it_and_its_authority(authority: Authority, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
@@ -11,8 +13,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
-from fakes.certificates import FOR_CLIENTS, Authority, Issued
+from fakes.certificates import FOR_CLIENTS, KINDS, Authority, Issued
 from patience import PATIENCE_S
 from pdcluster_router.http.grpc_tls import GrpcFiles, server_credentials
 
@@ -98,9 +101,63 @@ def test_no_version_of_yesterday_is_spoken(authority: Authority) -> None:
         shown_at(port, context)
 
 
+def said_to_grpc(port: int, authority: Authority, own: Issued | None = None) -> grpc.StatusCode:
+    """What a client of gRPC learns, whose TLS library is Envoy's. ``own``: the certificate that it shows."""
+    pair = (own.key_pem(), own.pem) if own else (None, None)
+    credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes(), *pair)
+    with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel, pytest.raises(grpc.RpcError) as error:
+        channel.unary_unary("/nothing/Nothing")(b"", timeout=PATIENCE_S)
+    found = error.value.code()
+    assert isinstance(found, grpc.StatusCode)
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_is_taken_if_grpc_makes_a_handshake_with_it(kind: str, authority: Authority) -> None:
+    files = files_of(authority.issue(key=KINDS[kind]()))
+    try:
+        with listening([files]) as port:
+            agrees = said_to_grpc(port, authority) is grpc.StatusCode.UNIMPLEMENTED
+    except RuntimeError:  # It cannot even be read.
+        agrees = False
+    assert (files.fault() == "") == agrees
+    assert agrees == (kind in ("ECDSA with P-256", "ECDSA with P-384", "RSA"))
+
+
+@pytest.mark.parametrize("kind", ["ECDSA with P-256", "ECDSA with P-384", "ECDSA with P-521", "Ed25519", "RSA"])
+def test_gateways_own_keys_are_of_the_same_kinds(kind: str, authority: Authority) -> None:
+    own = authority.issue(usage=FOR_CLIENTS, key=KINDS[kind]())
+    with listening([files_of(authority.issue(), authority.ca.read_bytes())]) as port:
+        agrees = said_to_grpc(port, authority, own) is grpc.StatusCode.UNIMPLEMENTED
+    assert agrees == (kind in ("ECDSA with P-256", "ECDSA with P-384", "RSA"))
+
+
 def test_a_pair_is_tried_before_it_is_used(authority: Authority) -> None:
     one, other = authority.issue(), authority.issue()
-    assert files_of(one).are_usable()
-    assert files_of(one, authority.ca.read_bytes()).are_usable()
-    assert not GrpcFiles(one.pem, other.key_pem(), None).are_usable()
-    assert not files_of(one, b"nothing").are_usable()
+    unreadable = "gRPC cannot read them: have them issued anew"
+    assert files_of(one).fault() == ""
+    assert files_of(one, authority.ca.read_bytes()).fault() == ""
+    assert GrpcFiles(one.pem, other.key_pem(), None).fault() == unreadable
+    assert files_of(one, b"nothing").fault() == unreadable
+
+
+def test_a_key_that_is_too_short_is_refused(authority: Authority) -> None:
+    files = files_of(authority.issue(key=rsa.generate_private_key(65537, 1024)))
+    assert files.fault() == (
+        "the key is RSA with 1024 bits, which is too short for Envoy: give one of RSA with 2048 bits or more, or of "
+        "ECDSA with P-256 or P-384"
+    )
+
+
+def test_a_lack_of_descriptors_is_no_fault_of_the_pair(authority: Authority) -> None:
+    files = files_of(authority.issue())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with listening([files]):  # Else gRPC would start, and end the process where it finds no descriptor.
+        assert files.fault() == ""
+        os.close(lowest := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            told = files.fault()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert told == "gRPC can open no port on 127.0.0.1 to try them: let this process open more files (ulimit -n)"

@@ -170,7 +170,7 @@ class Open:
         """``wrapped``: makes what takes OpenSSL's place from OpenSSL and its two buffers."""
         authority = Authority(folder / "ca.crt")
         files = authority.issue().write(folder)
-        context, _ = load_certificate(KeyPair(files["tls_cert"], files["tls_key"], *CLIENT_PORT, "clients"))
+        context = load_certificate(KeyPair(files["tls_cert"], files["tls_key"], *CLIENT_PORT, "clients")).context
         self.reader, self.plain = Reader(), Plain()
         shown = context if wrapped is None else Context(context, wrapped)
         self.router_end = TlsConnection(port(shown, self.reader, pytest.fail))

@@ -54,6 +54,19 @@ def test_the_inference_pool_finds_decode_engines_alone_and_where_they_answer() -
     assert [port["number"] for port in POOL["targetPorts"]] == [ports["http"]]
 
 
+def test_the_head_says_where_the_gateways_pods_run_and_whose_routes_their_listener_allows() -> None:
+    head, _, _ = EXAMPLE.read_text().partition("apiVersion:")
+    (gateway,), (namespace,) = OBJECTS["HTTPRoute"]["spec"]["parentRefs"], PICKER["gatewayNamespaces"]
+    assert f"The Gateway `{gateway['name']}` and its pods are in the namespace `{namespace}`." in head
+    assert "allow routes from the pool's" in head
+    assert "(allowedRoutes)" in head
+
+
+def test_certificates_of_gateways_and_pickers_have_an_issuer_of_their_own() -> None:
+    head, _, _ = EXAMPLE.read_text().partition("apiVersion:")
+    assert f"by its ClusterIssuer `{OBJECTS['Certificate']['spec']['issuerRef']['name']}`, which issues" in head
+
+
 def test_the_route_leads_from_a_gateway_that_may_come_in_to_the_inference_pool() -> None:
     route = OBJECTS["HTTPRoute"]["spec"]
     assert [one["namespace"] for one in route["parentRefs"]] == PICKER["gatewayNamespaces"]

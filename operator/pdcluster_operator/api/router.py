@@ -85,20 +85,27 @@ class PickerTls(ApiModel):
 
     secret_name: Name
     """Name of a Secret in the same namespace, as cert-manager makes it: the certificate under tls.crt, its key under
-    tls.key. Routers take a renewed one without a restart."""
+    tls.key. The key is RSA with 2048 bits or more, or ECDSA with P-256 or P-384; Envoy and gRPC make no handshake with
+    others. Routers take a renewed one without a restart."""
     client_certificates: bool = False
-    """Whether gateways must show a certificate (mTLS) of one of the authorities under ca.crt in that Secret. Default
-    false: all pods of gatewayNamespaces are answered."""
+    """Whether gateways must show a certificate (mTLS) of one of the authorities under ca.crt in that Secret, where
+    cert-manager puts the issuer of tls.crt. Each certificate of these authorities is taken, whatever its name: give
+    gateways and this Secret an issuer of their own. Keys are of the same kinds as that of tls.key. Default false: all
+    pods of gatewayNamespaces are answered."""
 
 
 class RouterPicker(ApiModel):
     """Gateways that ask routers which engine gets a request, and carry the bytes themselves."""
 
     gateway_namespaces: list[Namespace] = Field(min_length=1, max_length=16)
-    """Namespaces of these gateways, at most 16. The pool's NetworkPolicies let their pods, and no others, reach port
-    9002 of routers. They also let them reach port 8000 of decode engines, to which gateways send requests."""
+    """Namespaces in which the pods of gateways run, at most 16; not always that of the Gateway object (Envoy Gateway:
+    envoy-gateway-system). The pool's NetworkPolicies let all pods of these namespaces, and no others, reach port 9002
+    of routers. They also let them reach port 8000 of decode engines, to which gateways send requests. There no key of
+    clients, no mTLS and no queue of the router stands before the engine: name namespaces that hold gateways alone, or
+    give engines a key (VLLM_API_KEY in env of both roles)."""
     tls: PickerTls | None = None
-    """The certificate that gateways are shown. Default: none; then prompts and the engines' key go in the clear."""
+    """The certificate that gateways are shown. Make its Secret before this field: while routers wait for it, gateways
+    find none. Default: none; then prompts and the engines' key go in the clear."""
 
 
 class Alias(ApiModel):
@@ -153,7 +160,8 @@ class RouterSpec(ApiModel):
     names the last one of them.
     """
     picker: RouterPicker | None = None
-    """Gateways of the Gateway API Inference Extension, which ask port 9002 of the Service NAME-router-internal.
-    Default: none; then routers have no port for them."""
+    """Gateways of the Gateway API Inference Extension, which ask port 9002 of the Service NAME-router-internal. With
+    spec.tls decode engines answer only those who show a certificate of its Secret's authority, and an InferencePool
+    cannot tell a gateway so. Default: none; then routers have no port for them."""
     pod_overrides: OpenObject | None = None
     """Part of a pod template, merged over the operator's; the container is called router. Default: none."""

@@ -14,7 +14,10 @@ from pdcluster_operator.core.manifests.pool import Document, Pool
 from pdcluster_protocol.launch import router_flag
 
 PICKER: Final = "picker"
-"""Name of a router's port for gateways."""
+"""Name of the Service's port for gateways, and of a router's without TLS."""
+PICKER_TLS: Final = "picker-tls"
+"""Name of a router's port for gateways with TLS. Routers that speak otherwise than the Service says, before a change of
+the field has replaced them, have no port of the name that it looks for, and so gateways are not led to them."""
 PICKER_PORT: Final = 9002
 """Number of that port: the one of the Inference Extension's own picker, and the default of its charts."""
 FOLDER: Final = "/etc/pdcluster/picker-tls"
@@ -50,7 +53,7 @@ def router_flags(pool: Pool) -> list[str]:
 def container_ports(pool: Pool) -> list[Document]:
     if pool.spec.router.picker is None:
         return []
-    return [{"name": PICKER, "containerPort": PICKER_PORT, "protocol": "TCP"}]
+    return [{"name": _target(pool), "containerPort": PICKER_PORT, "protocol": "TCP"}]
 
 
 def service_ports(pool: Pool) -> list[Document]:
@@ -59,7 +62,12 @@ def service_ports(pool: Pool) -> list[Document]:
     if pool.spec.router.picker is None:
         return []
     spoken = "http2" if pair_secret(pool) else "kubernetes.io/h2c"
-    return [{"name": PICKER, "port": PICKER_PORT, "targetPort": PICKER, "protocol": "TCP", "appProtocol": spoken}]
+    target = {"targetPort": _target(pool), "protocol": "TCP"}
+    return [{"name": PICKER, "port": PICKER_PORT, **target, "appProtocol": spoken}]
+
+
+def _target(pool: Pool) -> str:
+    return PICKER_TLS if pair_secret(pool) else PICKER
 
 
 def secret_volumes(pool: Pool) -> list[Document]:

@@ -59,6 +59,22 @@ def test_the_router_listens_where_the_service_leads(changes: dict[str, Any]) -> 
     assert settings_of(changes).picker_port == ports[port["targetPort"]] == port["port"] == 9002
 
 
+@EACH
+def test_the_service_leads_to_no_router_that_speaks_otherwise(changes: dict[str, Any]) -> None:
+    others = [one for one in (PLAIN, TLS) if is_over_tls(one) != is_over_tls(changes)]
+    target = service_port(changes)["targetPort"]
+    assert [target in names_of_ports(one) for one in (changes, *others)] == [True, False]
+    assert service_port(changes)["name"] == "picker"
+
+
+def is_over_tls(changes: dict[str, Any]) -> bool:
+    return "tls" in changes["spec.router.picker"]
+
+
+def names_of_ports(changes: dict[str, Any]) -> list[str]:
+    return [one["name"] for one in container(changes)["ports"]]
+
+
 @pytest.mark.parametrize(
     ("changes", "spoken"), [(PLAIN, "kubernetes.io/h2c"), (TLS, "http2"), (MUTUAL, "http2")], ids=str
 )

@@ -6,17 +6,23 @@ import asyncio
 import hashlib
 import json
 from pathlib import Path
+from typing import Final
 
 import pytest
 from grpc import aio
 
+from fakes.certificates import Authority
 from fakes.faults import Gate
 from fakes.http import request_bytes
-from fakes.router import COMPLETIONS, PROMPT, STREAM
+from fakes.router import COMPLETIONS, PROMPT, STREAM, running_rig
 from gateway.rig import gateway, get, require_same
+from integration.ports import fresh_port
 from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
+
+GRPCS_OWN_S: Final = 120.0
+"""How long gRPC would wait for a handshake by itself."""
 
 
 @pytest.mark.parametrize("mode", ["NONE", "STREAMED", "BUFFERED_PARTIAL"])
@@ -35,6 +41,25 @@ async def test_a_client_that_sends_no_body_is_told_in_time() -> None:
         async with asyncio.timeout(PATIENCE_S):
             answer = await client.receive()
         assert (answer.status, answer.json()["error"]["code"]) == (408, "client_too_slow")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"],
+    ids=["nothing", "a preface", "a hello"],
+)
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
+async def test_a_connection_that_never_becomes_one_of_grpc_is_closed_in_time(
+    has_tls: bool, said: bytes, authority: Authority, tmp_path: Path
+) -> None:
+    files = authority.issue().write(tmp_path / "picker") if has_tls else {}
+    settings = {f"picker_{name}": path for name, path in files.items()}
+    async with running_rig(picker_port=(port := fresh_port()), client_read_timeout_s=0.3, **settings):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        async with asyncio.timeout(GRPCS_OWN_S / 2):
+            await reader.read()
+        writer.close()
 
 
 async def test_keys_are_asked_for_and_stay_in_the_router(tmp_path: Path) -> None:

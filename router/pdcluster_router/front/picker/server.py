@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -40,6 +41,9 @@ _PONG_MS: Final = 10_000
 """A gateway that has gone without a word is noticed after both, and its requests end."""
 _IDLE_MS: Final = 300_000
 """A connection without a stream or a probe for so long is closed, or idle ones would take all descriptors."""
+_AGE_MS: Final = 600_000
+"""A connection so old gets no new stream, so that a gateway shows its certificate again. gRPC gives its streams time
+without a limit."""
 _PROBES: Final = 64
 _GRACE_S: Final = 1.0
 """At the end, for replies that are on their way: requests have ended by then."""
@@ -153,7 +157,9 @@ def _options_of(router: Router) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),  # Else two routers could have the same port, and none would know.
         ("grpc.max_receive_message_length", settings.max_body_bytes + settings.max_header_bytes + _SLACK_BYTES),
         ("grpc.max_concurrent_streams", _most_of(router)),
+        ("grpc.server_handshake_timeout_ms", math.ceil(settings.client_read_timeout_s * 1000)),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.max_connection_age_ms", _AGE_MS),
         ("grpc.keepalive_time_ms", _PING_MS),
         ("grpc.keepalive_timeout_ms", _PONG_MS),
     ]

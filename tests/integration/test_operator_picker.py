@@ -15,6 +15,14 @@ SECRET_AT: Final = ("secrets", "default", "picker")
 GATEWAYS: Final[Mapping[str, Any]] = {"gatewayNamespaces": ["gateways"]}
 MUTUAL: Final[Mapping[str, Any]] = {**GATEWAYS, "tls": {"secretName": "picker", "clientCertificates": True}}
 
+PAIR: Final[dict[str, Any]] = {
+    "apiVersion": "v1",
+    "kind": "Secret",
+    "metadata": {},
+    "data": {"tls.crt": "eA==", "tls.key": "eA=="},
+}
+"""A Secret with a pair, and no authority."""
+
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
@@ -34,8 +42,7 @@ async def test_a_secret_for_gateways_that_is_not_whole_is_told_until_it_is(rig: 
         "there is no Secret default/picker, and routers cannot start without it: make it, or leave router.picker.tls "
         "out"
     )
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {}, "data": {"tls.crt": "eA==", "tls.key": "eA=="}}
-    rig.store.create(SECRET_AT, secret)
+    rig.store.create(SECRET_AT, PAIR)
     await rig.look()
     told = rig.condition("RouterReady")["message"]
     assert "has no key ca.crt" in told
@@ -43,6 +50,24 @@ async def test_a_secret_for_gateways_that_is_not_whole_is_told_until_it_is(rig: 
     rig.store.merge(SECRET_AT, {"data": {"ca.crt": "eA=="}})
     await rig.look()
     assert rig.condition("Ready")["status"] == "True"
+
+
+async def test_gateways_are_led_to_routers_with_tls_only_once_these_can_start(rig: Rig) -> None:
+    await made(rig, **{"spec.router.picker": GATEWAYS})
+    assert target_of(rig) == ("picker", "kubernetes.io/h2c")
+    rig.store.merge(AT, {"spec": {"router": {"picker": {"tls": {"secretName": "picker"}}}}})
+    await rig.look_until_still()
+    assert "no Secret default/picker" in rig.condition("RouterReady")["message"]
+    assert target_of(rig) == ("picker", "kubernetes.io/h2c")
+    rig.store.create(SECRET_AT, PAIR)
+    await rig.look_until_still()
+    assert target_of(rig) == ("picker-tls", "http2")
+
+
+def target_of(rig: Rig) -> tuple[str, str]:
+    """The routers' port to which gateways are led, and how they are to speak."""
+    (_, port) = rig.store.objects["services", "default", "pool-router-internal"].body["spec"]["ports"]
+    return port["targetPort"], port["appProtocol"]
 
 
 async def test_the_port_comes_and_goes_with_the_field(rig: Rig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdcluster_operator.api.cluster import ScalingMode
+from pdcluster_operator.core.manifests import picker
 from pdcluster_operator.core.manifests.network import role_policy, router_policy
 from pdcluster_operator.core.manifests.pool import Document, Pool
 from pdcluster_operator.core.manifests.router import internal_service, router_access, router_deployment, router_service
@@ -35,11 +36,11 @@ def standing_children(pool: Pool, target: Target, observed: Observed, served: Se
     once = [*_secrets(pool, observed, secret_text), *_scalers(pool, observed)]
     return [
         *(Child(document, Way.CREATE) for document in once),
-        *(Child(document) for document in _applied(pool, target, served)),
+        *(Child(document) for document in _applied(pool, target, observed, served)),
     ]
 
 
-def _applied(pool: Pool, target: Target, served: Served) -> Iterator[Document]:
+def _applied(pool: Pool, target: Target, observed: Observed, served: Served) -> Iterator[Document]:
     yield engine_account(pool)
     yield from router_access(pool)
     yield from (role_policy(pool, role) for role in ROLES)
@@ -49,8 +50,15 @@ def _applied(pool: Pool, target: Target, served: Served) -> Iterator[Document]:
     for role, revision in sorted(served, key=lambda key: (key[0].value, key[1])):
         yield discovery_service(pool, role, revision)
     yield router_service(pool)
-    yield internal_service(pool)
+    if not _waits_for_a_secret(pool, observed):
+        yield internal_service(pool)
     yield router_deployment(pool)
+
+
+def _waits_for_a_secret(pool: Pool, observed: Observed) -> bool:
+    """Whether the internal Service stays as it is. It would lead gateways to routers with TLS, which cannot start yet,
+    and away from those that answer."""
+    return bool(observed.missing_secret and picker.pair_secret(pool))
 
 
 def _secrets(pool: Pool, observed: Observed, text: str) -> list[Document]:

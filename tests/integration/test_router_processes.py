@@ -202,8 +202,8 @@ async def test_processes_are_replaced_without_a_failed_request() -> None:
 
 
 async def ask(scene: Scene, is_over: asyncio.Event, *, keeps: bool) -> tuple[int, int]:
-    """Asks until it is over. ``keeps``: on one connection, until the router ends it. Returns how often it has asked, and
-    how often the router has ended a connection."""
+    """Asks until it is over. ``keeps``: on one connection, until the router ends it. Returns how often it has asked,
+    and how often the router has ended a connection."""
     client, num, num_ended = await scene.client(), 0, 0
     while not is_over.is_set():
         answer = await client.post(COMPLETIONS, PROMPT)
@@ -222,6 +222,28 @@ async def are_all_new(scene: Scene) -> bool:
 
 async def none_is_left(scene: Scene, pids: set[int]) -> bool:
     return not pids & set(pids_serving(scene))
+
+
+@pytest.mark.costly
+async def test_signals_that_come_during_the_start_are_heard(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("max-body-bytes = 2048\n")
+    router = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pdcluster_router", "--processes=2", f"--settings={tmp_path / 'settings.toml'}"),
+        *("--port=0", "--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1"),
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    assert router.stdout is not None
+    assert router.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        await router.stdout.readline()
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            router.send_signal(number)
+        while b"processes are replaced" not in await router.stderr.readline():
+            pass
+        router.send_signal(signal.SIGTERM)
+        assert b"Traceback" not in await router.stderr.read()
+        assert await router.wait() == 0
 
 
 @pytest.mark.parametrize("what", ["port", "trace", "picker", "stdout", "advertise"])

@@ -28,7 +28,7 @@ from pdcluster_router.front.certificates import certificate_of, internal_certifi
 from pdcluster_router.front.picker.start import check_picker
 from pdcluster_router.front.server import RouterServer, bind, listen, reads_files
 from pdcluster_router.front.setting_changes import SettingReader
-from pdcluster_router.processes.keeper import SIGNALS, Keeper, Places
+from pdcluster_router.processes.keeper import SIGNALS, Keeper, Places, serve
 from pdcluster_router.processes.seat import Seat
 from pdcluster_router.settings.router_settings import FLAGS, Settings
 from pdcluster_router.telemetry.access_log import FLAG
@@ -164,7 +164,7 @@ def _keep(settings: Settings, secret: Secret, reread: Reread | None, argv: Seque
         raise
     port, internal_port = places.ports
     _tell_where(settings.model_copy(update={"port": port, "internal_port": internal_port}), secret)
-    return asyncio.run(keeper.run())
+    return asyncio.run(serve(keeper))
 
 
 def _places_for(settings: Settings) -> Places:

@@ -44,7 +44,7 @@ from pdcluster_router.processes.siblings import add_up_ended
 logger = logging.getLogger(__name__)
 
 SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
-"""Those that a keeper hears. Block them before ``Keeper.run``, which lets them in once it can hear them."""
+"""Those that a keeper hears. Block them before ``serve``, which lets them in once it can hear them."""
 LOOK_S: Final = 1.0
 """Seconds between two looks at the processes, and between two words of each."""
 _MAX_PATH_BYTES: Final = 90
@@ -127,17 +127,8 @@ class Keeper:
         self._loads = SharedLoads(self.loads_file, self.num_seats, 0)
 
     async def run(self) -> int:
-        """Serves until all processes have ended. Returns the router's exit status."""
+        """Serves until all processes have ended. Returns the router's exit status. Hears no signals: see ``serve``."""
         loop = asyncio.get_running_loop()
-        handlers = {
-            signal.SIGTERM: self.stop,
-            signal.SIGINT: self.stop,
-            signal.SIGHUP: self.reload if self._reads_files else self.stop,
-            signal.SIGUSR2: self.renew,
-        }
-        for number, handler in handlers.items():
-            loop.add_signal_handler(number, handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         looking = loop.create_task(self._look(), name="keeper: looks")
         try:
             await self._carry_out(self._succession.begin(now=loop.time()))
@@ -146,8 +137,6 @@ class Keeper:
                 await self._go_on(loop.time())
         finally:
             looking.cancel()
-            for number in handlers:
-                loop.remove_signal_handler(number)
             await self._close()
         return self._status
 
@@ -176,7 +165,7 @@ class Keeper:
         self._events.append(tell)
         self._changed.set()
 
-    # Signals.
+    # What signals ask for.
 
     def stop(self) -> None:
         """All processes drain and end; a second time, none waits any longer."""
@@ -189,8 +178,11 @@ class Keeper:
         self._happened(lambda now: self._succession.renew(now=now))
 
     def reload(self) -> None:
-        """Each process reads its files anew. Those that start may have read them before they changed: they are told when
-        they are ready, for before that the signal would end them."""
+        """Each process reads its files anew; where there are none, all end. Those that start may have read them before
+        they changed: they are told when they are ready, for before that the signal would end them."""
+        if not self._reads_files:
+            self.stop()
+            return
         self._drain_s = max(self._drain_s, self._read_drain_s())
         for seat, running in self._running.items():
             if running.is_ready:
@@ -316,6 +308,25 @@ class Keeper:
         for file in (*self._life_line, self._folder_file):
             os.close(file)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+async def serve(keeper: Keeper) -> int:
+    """As ``Keeper.run``, with the signals of this process. Main thread only."""
+    loop = asyncio.get_running_loop()
+    handlers = {
+        signal.SIGTERM: keeper.stop,
+        signal.SIGINT: keeper.stop,
+        signal.SIGHUP: keeper.reload,
+        signal.SIGUSR2: keeper.renew,
+    }
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    try:
+        return await keeper.run()
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)
 
 
 def _make_folder() -> tuple[Path, int]:

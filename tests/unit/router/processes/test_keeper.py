@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -97,27 +97,29 @@ async def keeping(folder: Path, kind: str, num: int = 2, **given: Any) -> AsyncI
             assert not Path(f"/proc/{pid}").exists()
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folders of keepers are made below the test's own."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Folders of keepers are made below it. Its path is short, as that of a Unix socket has to be."""
+    with tempfile.TemporaryDirectory(prefix="k-") as made:
+        monkeypatch.setattr(tempfile, "tempdir", made)
+        yield Path(made)
 
 
 def ready(caplog: pytest.LogCaptureFixture) -> int:
     return sum("process ready" in record.message for record in caplog.records)
 
 
-async def test_it_stops_all_and_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_stops_all_and_leaves_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with keeping(tmp_path, "well") as world:
+    async with keeping(folder, "well") as world:
         await world.until(lambda: ready(caplog) == 2)
         world.keeper.stop()
         assert await world.end() == 0
     assert sorted(life for life, _ in world.told("stopped")) == [1, 2]
 
 
-async def test_one_that_is_killed_is_started_again_and_its_load_is_forgotten(tmp_path: Path) -> None:
-    async with keeping(tmp_path, "well") as world:
+async def test_one_that_is_killed_is_started_again_and_its_load_is_forgotten(folder: Path) -> None:
+    async with keeping(folder, "well") as world:
         await world.until(lambda: len(world.told("started")) == 2)
         file = os.dup(world.keeper.loads_file)
         mine, killed = (SharedLoads(file, world.keeper.num_seats, seat) for seat in (0, 1))
@@ -131,28 +133,28 @@ async def test_one_that_is_killed_is_started_again_and_its_load_is_forgotten(tmp
         assert load.others() == 0
 
 
-async def test_files_that_cannot_be_cleared_up_leave_no_place_empty(tmp_path: Path) -> None:
-    async with keeping(tmp_path, "well") as world:
+async def test_files_that_cannot_be_cleared_up_leave_no_place_empty(folder: Path) -> None:
+    async with keeping(folder, "well") as world:
         await world.until(lambda: len(world.told("started")) == 2)
-        [shared] = tmp_path.glob("pdcluster-router-*")
+        [shared] = folder.glob("pdcluster-router-*")
         (shared / "strange.last").mkdir()
         os.kill(dict(world.told("started"))[1], signal.SIGKILL)
         await world.until(lambda: len(world.told("started")) == 3)
 
 
-async def test_one_that_was_not_ready_yet_rereads_its_files_when_it_is(tmp_path: Path) -> None:
-    async with keeping(tmp_path, "waits") as world:
+async def test_one_that_was_not_ready_yet_rereads_its_files_when_it_is(folder: Path) -> None:
+    async with keeping(folder, "waits") as world:
         await world.until(lambda: len(world.told("started")) == 2)
         world.keeper.reload()
-        (tmp_path / "go").touch()
+        (folder / "go").touch()
         await world.until(lambda: len(world.told("reread")) == 2)
         world.keeper.reload()
         await world.until(lambda: len(world.told("reread")) == 4)
 
 
-async def test_each_is_replaced_by_one_that_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_is_replaced_by_one_that_answers(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with keeping(tmp_path, "well") as world:
+    async with keeping(folder, "well") as world:
         await world.until(lambda: ready(caplog) == 2)
         world.keeper.renew()
         await world.until(lambda: "processes are replaced" in caplog.messages)
@@ -161,22 +163,22 @@ async def test_each_is_replaced_by_one_that_answers(tmp_path: Path, caplog: pyte
         assert sorted(life for life, _ in world.told("left")) == [1, 2]
 
 
-async def test_where_a_new_one_fails_the_old_ones_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_where_a_new_one_fails_the_old_ones_go_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with keeping(tmp_path, "fails-later") as world:
+    async with keeping(folder, "fails-later") as world:
         await world.until(lambda: ready(caplog) == 2)
         world.keeper.renew()
         await world.until(lambda: "processes are not replaced: a new one has failed left=2" in caplog.messages)
         assert world.told("left") == []
 
 
-async def test_one_that_is_silent_is_killed_and_started_again(tmp_path: Path) -> None:
-    async with keeping(tmp_path, "silent", num=1, look_s=0.005) as world:
+async def test_one_that_is_silent_is_killed_and_started_again(folder: Path) -> None:
+    async with keeping(folder, "silent", num=1, look_s=0.005) as world:
         await world.until(lambda: len(world.told("started")) == 2)
 
 
-async def test_it_ends_with_the_status_of_a_first_process_that_fails(tmp_path: Path) -> None:
-    async with keeping(tmp_path, "fails") as world:
+async def test_it_ends_with_the_status_of_a_first_process_that_fails(folder: Path) -> None:
+    async with keeping(folder, "fails") as world:
         assert await world.end() == 2
 
 
@@ -190,3 +192,10 @@ async def test_a_folder_whose_path_is_too_long_is_told(tmp_path: Path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="set TMPDIR to one that can be written"):
         Keeper(Places([], [], socket.socket), (), lambda: 0.0, reads_files=True)
+
+
+async def test_where_no_file_is_read_anew_a_reload_ends_it(folder: Path) -> None:
+    async with keeping(folder, "well", reads_files=False) as world:
+        await world.until(lambda: len(world.told("started")) == 2)
+        world.keeper.reload()
+        assert await world.end() == 0

@@ -9,9 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pdcluster_router.core.processes.succession import (
     END_GRACE_S,
+    MAX_SILENT_LOOKS,
     SEATS_PER_PLACE,
     START_LIMIT_S,
     EndRouter,
+    HurryProcess,
     KillProcess,
     LetLeave,
     ProcessCommand,
@@ -36,7 +38,9 @@ class Processes(RuleBasedStateMachine):
         self.killed: set[int] = set()
         self.status: int | None = None
         self.started_at: dict[int, float] = {}
+        self.num_silent: dict[int, int] = {}
         self.renewed_at = 0.0
+        self.is_renewing = False
         self._carry_out(self.succession.begin(now=self.now))
 
     def _carry_out(self, commands: Sequence[ProcessCommand]) -> None:
@@ -47,12 +51,13 @@ class Processes(RuleBasedStateMachine):
                     self._start(place, seat)
                 case LetLeave(seat):
                     self._let_leave(seat)
-                case StopProcess(seat):
+                case StopProcess(seat) | HurryProcess(seat):
                     self.stopped.add(seat)
                 case KillProcess(seat):
                     self.killed.add(seat)
                 case RenewalEnded(num_old):
                     assert len(self._old()) == num_old
+                    self.is_renewing = False
                 case EndRouter(status):
                     assert not self.place_of, "no process is left"
                     self.status = status
@@ -74,8 +79,11 @@ class Processes(RuleBasedStateMachine):
     @precondition(lambda self: self.status is None and set(self.place_of) - self.ready)
     @rule(data=st.data())
     def becomes_ready(self, data: st.DataObject) -> None:
-        seat = data.draw(st.sampled_from(sorted(set(self.place_of) - self.ready)))
+        self._become_ready(data.draw(st.sampled_from(sorted(set(self.place_of) - self.ready))))
+
+    def _become_ready(self, seat: int) -> None:
         self.ready.add(seat)
+        self.num_silent[seat] = 0
         self._carry_out(self.succession.ready(seat, now=self.now))
 
     @precondition(lambda self: self.status is None and self.place_of)
@@ -92,7 +100,7 @@ class Processes(RuleBasedStateMachine):
     @precondition(lambda self: self.status is None)
     @rule()
     def renews(self) -> None:
-        self.renewed_at = self.now
+        self.renewed_at, self.is_renewing = self.now, not self.succession.is_ending
         self._carry_out(self.succession.renew(now=self.now))
 
     @precondition(lambda self: self.status is None)
@@ -106,7 +114,14 @@ class Processes(RuleBasedStateMachine):
         for _ in range(num_looks):
             for seat in self.ready if speaks else ():
                 self.succession.heard(seat)
+                self.num_silent[seat] = 0
+            before = set(self.killed)
             self._carry_out(self.succession.look())
+            for seat in self.ready:
+                self.num_silent[seat] = self.num_silent.get(seat, 0) + 1
+            silent = {seat for seat in self.ready if self.num_silent[seat] > MAX_SILENT_LOOKS}
+            assert self.killed - before <= silent, "only those are killed that say nothing"
+            assert silent <= self.killed
 
     @rule(seconds=st.sampled_from([0.0, 0.05, 1.0, 20.0, 100.0]))
     def time_passes(self, seconds: float) -> None:
@@ -134,10 +149,27 @@ class Processes(RuleBasedStateMachine):
         if self.succession.is_ending:
             assert self.status is not None or set(self.place_of) == self.stopped
 
+    def _go_well(self) -> None:
+        """If all goes well from now on, each place is served, by a process that is not older than the renewal."""
+        for _ in range(20 * self.succession.num_places):
+            if self.status is not None or self.succession.is_ending:
+                return
+            for seat in sorted(self.leaving | self.killed):
+                if seat in self.place_of:
+                    self._end(seat, 0)
+            for seat in sorted(set(self.place_of) - self.ready):
+                self._become_ready(seat)
+            self.now = max(self.now, self.succession.next_at() or 0.0)
+            self._carry_out(self.succession.tick(now=self.now))
+        serving = self.ready - self.leaving
+        assert {self.place_of[seat] for seat in serving} == set(range(self.succession.num_places))
+        assert not self.is_renewing, "a renewal ends"
+
     def teardown(self) -> None:
         """However it went, it can be ended: those that do nothing of what they are told are killed in time."""
         if not hasattr(self, "succession"):
             return
+        self._go_well()
         if self.status is None:
             self._carry_out(self.succession.stop(now=self.now, drain_s=30.0))
         while self.status is None:

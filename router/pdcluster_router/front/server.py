@@ -54,7 +54,7 @@ NewUnread: TypeAlias = Callable[[Any], Unread]
 """Makes the room for the bytes of an open connection that are not decrypted yet."""
 
 _CLOSE_TIMEOUT_S = 2
-_LOOK_S = 0.1
+_LEAVE_LOOK_S = 0.1
 """Seconds between two looks whether a process that leaves has ended."""
 
 
@@ -87,8 +87,11 @@ class RouterServer(uvicorn.Server):
         await self.startup(sockets=sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """The first signal drains, another one ends the wait. uvicorn would then raise it; we exit with 0."""
-        self.force_exit = self.should_exit
+        """The first signal drains, another one ends the wait. uvicorn would then raise it; we exit with 0.
+
+        With a seat only SIGINT ends the wait, which the keeper sends: systemd sends SIGTERM to all, as the keeper does.
+        """
+        self.force_exit = self.should_exit and (self._seat is None or sig == signal.SIGINT)
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -135,7 +138,7 @@ class RouterServer(uvicorn.Server):
             if server.sockets and server.sockets[0].getsockname()[1] in (seat.port, seat.internal_port):
                 server.close()
         logger.info("process leaves connections=%d", self.router.clients.num_open)
-        asyncio.get_running_loop().call_later(_LOOK_S, self._end_when_left, 0)
+        asyncio.get_running_loop().call_later(_LEAVE_LOOK_S, self._end_when_left, 0)
 
     def _end_when_left(self, num_looks: int) -> None:
         """Ends after two looks in a row without a client: the loop tells of an accepted connection in a later turn."""
@@ -143,7 +146,7 @@ class RouterServer(uvicorn.Server):
         if num_looks and not has_client:
             self.should_exit = True
         else:
-            asyncio.get_running_loop().call_later(_LOOK_S, self._end_when_left, 0 if has_client else 1)
+            asyncio.get_running_loop().call_later(_LEAVE_LOOK_S, self._end_when_left, 0 if has_client else 1)
 
     def _check_aliases(self, settings: Settings) -> None:
         """Raises: ConfigError: As ``startup``."""

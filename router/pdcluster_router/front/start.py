@@ -57,10 +57,12 @@ def run(
     Raises:
         ConfigError: A port is taken, or a file cannot be used.
     """
-    _check_files(settings)
+    _check_files(settings, are_several=settings.processes > 1 or seat is not None)
     hears_hangup = reread is not None or reads_files(settings)
     if settings.processes > 1 and seat is None:
         return _keep(settings, secret, reread, argv, reads_files=hears_hangup)
+    if seat is not None:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # It is for the keeper, but may be sent to all.
     if hears_hangup:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # Until ``startup`` is over: then it is heard.
     raise_open_file_limit()
@@ -110,12 +112,16 @@ def _picker_warnings_of(settings: Settings) -> list[str]:
     return []
 
 
-def _check_files(settings: Settings) -> None:
-    """Raises: ConfigError: A file cannot be used, or a package is missing."""
+def _check_files(settings: Settings, *, are_several: bool) -> None:
+    """Raises: ConfigError: A file cannot be used, a package is missing, or it is nothing for several processes."""
     if settings.trace_file is not None:
         TraceFile(settings.trace_file).close()
-    if settings.processes > 1 and settings.access_log == STDOUT:
-        raise ConfigError(f"--access-log -: {settings.processes} processes would mix their lines: name a file")
+    if are_several and settings.access_log == STDOUT:
+        raise ConfigError("--access-log -: with --processes they would mix their lines: name a file")
+    if are_several and settings.picker_port:
+        raise ConfigError(
+            "--picker-port: gateways ask one process, and --processes makes several: start several routers"
+        )
     if settings.access_log is not None:
         LineFile(settings.access_log, FLAG).close()
     if settings.api_key_file is not None:
@@ -156,14 +162,14 @@ def _keep(settings: Settings, secret: Secret, reread: Reread | None, argv: Seque
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Until the keeper hears them.
     raise_open_file_limit()
     places = _places_for(settings)
+    port, internal_port = places.ports
     try:
+        _tell_where(settings.model_copy(update={"port": port, "internal_port": internal_port}), secret)
         command = (sys.executable, "-P", "-m", "pdcluster_router", *argv)
         keeper = Keeper(places, command, partial(_drain_s, settings, reread), reads_files=reads_files)
     except ConfigError:
         places.close()
         raise
-    port, internal_port = places.ports
-    _tell_where(settings.model_copy(update={"port": port, "internal_port": internal_port}), secret)
     return asyncio.run(serve(keeper))
 
 

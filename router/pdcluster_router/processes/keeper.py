@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.processes.succession import (
     SEATS_PER_PLACE,
     EndRouter,
+    HurryProcess,
     KillProcess,
     LetLeave,
     ProcessCommand,
@@ -45,6 +47,12 @@ logger = logging.getLogger(__name__)
 
 SIGNALS: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2})
 """Those that a keeper hears. Block them before ``serve``, which lets them in once it can hear them."""
+_SIGNAL_OF: Final[dict[type[ProcessCommand], signal.Signals]] = {
+    LetLeave: signal.SIGUSR1,
+    StopProcess: signal.SIGTERM,
+    HurryProcess: signal.SIGINT,
+    KillProcess: signal.SIGKILL,
+}
 LOOK_S: Final = 1.0
 """Seconds between two looks at the processes, and between two words of each."""
 _MAX_PATH_BYTES: Final = 90
@@ -77,7 +85,7 @@ class _OneProcess:
     process: Process
     life: int
     words: int
-    """Our end of the pipe on which it says that it answers."""
+    """Our end of the pipe on which it says that it answers, and each second that it goes on."""
     is_ready: bool = False
     has_missed_reload: bool = False
     """Whether it is to read its files anew once it is ready."""
@@ -98,7 +106,7 @@ class Keeper:
         look_s: float = LOOK_S,
     ) -> None:
         """``command``: starts a process of the router. ``read_drain_s``: reads how long running requests have after
-        SIGTERM, at the start and whenever processes read it. ``reads_files``: whether SIGHUP makes processes read files
+        SIGTERM; called whenever a process may read it. ``reads_files``: whether SIGHUP makes processes read files
         anew; otherwise it ends the router.
 
         Raises:
@@ -118,6 +126,7 @@ class Keeper:
         self._status: int | None = None
         self._events: list[Callable[[float], Sequence[ProcessCommand]]] = []
         """All that has happened and was not told yet."""
+        self._is_due_to_look = False
         self._changed = asyncio.Event()
         self._life_line = os.pipe()
         """A pipe to which we write nothing: processes see its end when this one has ended, however."""
@@ -144,7 +153,8 @@ class Keeper:
         """Looks at the processes for as long as there are some."""
         while True:
             await asyncio.sleep(self._look_s)
-            self._happened(lambda _: self._succession.look())
+            self._is_due_to_look = True
+            self._changed.set()
 
     async def _wait(self, now: float) -> None:
         """Until something has happened, or is due."""
@@ -155,6 +165,9 @@ class Keeper:
         self._changed.clear()
 
     async def _go_on(self, now: float) -> None:
+        if self._is_due_to_look:  # Once, however long the last commands took.
+            self._is_due_to_look = False
+            await self._carry_out(self._succession.look())
         events, self._events = self._events, []
         for tell in events:
             await self._carry_out(tell(now))
@@ -174,12 +187,11 @@ class Keeper:
     def renew(self) -> None:
         """Each process that runs is replaced."""
         logger.info("processes are to be replaced")
-        self._drain_s = max(self._drain_s, self._read_drain_s())
         self._happened(lambda now: self._succession.renew(now=now))
 
     def reload(self) -> None:
         """Each process reads its files anew; where there are none, all end. Those that start may have read them before
-        they changed: they are told when they are ready, for before that the signal would end them."""
+        they changed: they are told when they are ready, for at first the signal would end them."""
         if not self._reads_files:
             self.stop()
             return
@@ -196,19 +208,17 @@ class Keeper:
             match command:
                 case StartProcess(place, seat):
                     await self._start(place, seat)
-                case LetLeave(seat):
-                    self._signal(seat, signal.SIGUSR1)
-                case StopProcess(seat):
-                    self._signal(seat, signal.SIGTERM)
-                case KillProcess(seat):
-                    logger.warning(
-                        "process is killed: it is silent, or has not done in time as it was told seat=%d", seat
-                    )
-                    self._signal(seat, signal.SIGKILL)
+                case LetLeave() | StopProcess() | HurryProcess() | KillProcess():
+                    self._tell(command)
                 case RenewalEnded(num_old):
                     _log_renewal(num_old)
                 case EndRouter(status):
                     self._status = status
+
+    def _tell(self, command: LetLeave | StopProcess | HurryProcess | KillProcess) -> None:
+        if isinstance(command, KillProcess):
+            logger.warning("process is killed: it is silent, or has not ended in time seat=%d", command.seat)
+        self._signal(command.seat, _SIGNAL_OF[type(command)])
 
     def _signal(self, seat: int, number: signal.Signals) -> None:
         running = self._running.get(seat)
@@ -217,6 +227,7 @@ class Keeper:
 
     async def _start(self, place: int, seat: int) -> None:
         self._num_lives += 1
+        self._drain_s = max(self._drain_s, self._read_drain_s())
         words, its_words = os.pipe()
         os.set_blocking(words, False)
         try:
@@ -224,7 +235,7 @@ class Keeper:
         except (OSError, ConfigError) as error:  # No port, no memory, or no process more.
             os.close(words)
             logger.error("process not started place=%d reason=%s", place, error)
-            self._happened(lambda now: self._succession.ended(seat, 1, now=now))
+            self._happened(lambda now: self._succession.ended(seat, 1, now=now, drain_s=self._drain_s))
             return
         finally:
             os.close(its_words)
@@ -265,7 +276,7 @@ class Keeper:
     # What becomes of a process.
 
     def _heard(self, seat: int, running: _OneProcess) -> None:
-        """The process has said that it answers, or it has ended."""
+        """The process has said that it answers, or that it goes on, or it has ended."""
         words = _read_all(running.words)
         if words is None:
             return
@@ -291,7 +302,7 @@ class Keeper:
             logger.warning("files of a process are left over seat=%d reason=%r", seat, error)
         is_expected = status == 0 or self._succession.is_ending
         logger.log(logging.INFO if is_expected else logging.ERROR, "process ended seat=%d status=%d", seat, status)
-        self._happened(lambda now: self._succession.ended(seat, abs(status), now=now))
+        self._happened(lambda now: self._succession.ended(seat, abs(status), now=now, drain_s=self._drain_s))
 
     def _clear_up(self, seat: int, life: int) -> None:
         self._loads.forget(seat)
@@ -300,8 +311,8 @@ class Keeper:
 
     async def _close(self) -> None:
         """No process, no socket and no file is left."""
-        for running in list(self._running.values()):
-            running.process.kill()
+        for seat in list(self._running):
+            self._signal(seat, signal.SIGKILL)
         await asyncio.gather(*(one.end for one in self._running.values() if one.end is not None))
         self._places.close()
         self._loads.close()
@@ -313,6 +324,10 @@ class Keeper:
 async def serve(keeper: Keeper) -> int:
     """As ``Keeper.run``, with the signals of this process. Main thread only."""
     loop = asyncio.get_running_loop()
+    if sys.version_info < (3, 12):  # Its own way needs a thread for each process.
+        watcher = asyncio.PidfdChildWatcher()
+        watcher.attach_loop(loop)
+        asyncio.set_child_watcher(watcher)
     handlers = {
         signal.SIGTERM: keeper.stop,
         signal.SIGINT: keeper.stop,
@@ -340,7 +355,8 @@ def _make_folder() -> tuple[Path, int]:
         folder.rmdir()
         raise ConfigError(f"--processes: {folder} is too long for its sockets: set TMPDIR to a shorter path")
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(file, fcntl.LOCK_SH)
+    with suppress(OSError):  # Some network file systems have no locks, and no systemd that clears them up.
+        fcntl.flock(file, fcntl.LOCK_SH)
     return folder, file
 
 

@@ -61,14 +61,21 @@ class LetLeave:
 
 @dataclass(frozen=True, slots=True)
 class StopProcess:
-    """The process with ``seat`` shall drain now, or stop waiting if it drains already."""
+    """The process with ``seat`` shall drain now. Told once."""
+
+    seat: int
+
+
+@dataclass(frozen=True, slots=True)
+class HurryProcess:
+    """The process with ``seat`` drains, and shall not wait for its requests any longer."""
 
     seat: int
 
 
 @dataclass(frozen=True, slots=True)
 class KillProcess:
-    """The process with ``seat`` has not done in time what it was told."""
+    """The process with ``seat`` is silent, or has not done in time as it was told."""
 
     seat: int
 
@@ -88,7 +95,9 @@ class EndRouter:
     status: int
 
 
-ProcessCommand: TypeAlias = StartProcess | LetLeave | StopProcess | KillProcess | RenewalEnded | EndRouter
+ProcessCommand: TypeAlias = (
+    StartProcess | LetLeave | StopProcess | HurryProcess | KillProcess | RenewalEnded | EndRouter
+)
 
 
 @dataclass(slots=True)
@@ -150,9 +159,9 @@ class Succession:
     def ready(self, seat: int, *, now: float) -> list[ProcessCommand]:
         """The process answers. Told once for each, and not after its end."""
         process = self._by_seat[seat]
-        if self.is_ending or process.phase is not LifePhase.STARTING:
-            return []
         process.phase, process.since = LifePhase.SERVING, now
+        if self.is_ending:
+            return []
         commands: list[ProcessCommand] = []
         if process.replaces in self._by_seat:
             self._by_seat[process.replaces].phase = LifePhase.LEAVING
@@ -173,8 +182,9 @@ class Succession:
         silent = [one for one in found if one.num_silent_looks > MAX_SILENT_LOOKS and not one.is_killed]
         return [self._kill(process) for process in silent]
 
-    def ended(self, seat: int, status: int, *, now: float) -> list[ProcessCommand]:
-        """The process has ended by itself, or as it was told. ``status``: its exit status."""
+    def ended(self, seat: int, status: int, *, now: float, drain_s: float = 0.0) -> list[ProcessCommand]:
+        """The process has ended by itself, or as it was told. ``status``: its exit status, or a signal's number.
+        ``drain_s``: how long the others may drain, if the router has to end."""
         process = self._by_seat.pop(seat)
         if self.is_ending:
             return self._exit_when_empty()
@@ -183,8 +193,8 @@ class Succession:
         if process.replaces in self._by_seat:  # The predecessor goes on, and no other place is tried.
             return self._give_up_renewal()
         if not self._has_begun:
-            return self._end(status or 1, now=now, within_s=0.0)
-        return [*self._failed(process, now=now), *self._renew_next(now=now)]
+            return self._end(status or 1, now=now, within_s=drain_s)
+        return [*self._failed(process, now=now, drain_s=drain_s), *self._renew_next(now=now)]
 
     def renew(self, *, now: float) -> list[ProcessCommand]:
         """Each process that was started before now is replaced, one after another."""
@@ -198,7 +208,7 @@ class Succession:
         if not self.is_ending:
             return self._end(0, now=now, within_s=drain_s)
         self._kill_at = now + END_GRACE_S if self._kill_at is None else min(self._kill_at, now + END_GRACE_S)
-        return [StopProcess(seat) for seat in self._by_seat]
+        return [HurryProcess(seat) for seat in self._by_seat]
 
     def tick(self, *, now: float) -> list[ProcessCommand]:
         """Commands whose time has come."""
@@ -255,7 +265,7 @@ class Succession:
     def _is_served(self, place: int) -> bool:
         return any(one.place == place and one.phase is LifePhase.SERVING for one in self._by_seat.values())
 
-    def _failed(self, process: _Process, *, now: float) -> list[ProcessCommand]:
+    def _failed(self, process: _Process, *, now: float, drain_s: float) -> list[ProcessCommand]:
         place = self._places[process.place]
         successor = self._successor()
         if successor is not None and successor.replaces == process.seat:
@@ -264,7 +274,7 @@ class Succession:
         was_steady = process.phase is LifePhase.SERVING and now - process.since >= STEADY_S
         place.num_failures = 1 if was_steady else place.num_failures + 1
         if place.num_failures >= MAX_FAILURES:
-            return self._end(1, now=now, within_s=0.0)
+            return self._end(1, now=now, within_s=drain_s)
         place.start_at = now + FIRST_WAIT_S * 2 ** (place.num_failures - 1)
         return []
 

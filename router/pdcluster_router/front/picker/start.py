@@ -18,11 +18,9 @@ _PACKAGES = ("grpc", "google.protobuf")
 
 
 def check_picker(settings: Settings) -> None:
-    """Raises: ConfigError: There are several processes, a package is missing, or a decode engine is named by a name."""
+    """Raises: ConfigError: A package is missing, or a decode engine is named by a name."""
     if not settings.picker_port:
         return
-    if settings.processes > 1:
-        raise ConfigError(f"--processes {settings.processes}: gateways ask one (--picker-port): start several routers")
     for package in _PACKAGES:
         try:
             importlib.import_module(package)

@@ -11,6 +11,7 @@ from pdcluster_router.core.processes.succession import (
     START_LIMIT_S,
     STEADY_S,
     EndRouter,
+    HurryProcess,
     KillProcess,
     LetLeave,
     RenewalEnded,
@@ -49,7 +50,8 @@ def test_each_end_soon_after_a_start_doubles_the_wait_and_the_fifth_ends_the_rou
         assert succession.tick(now=now) == [StartProcess(0, 0)]
         succession.ready(0, now=now)
     assert [round(one / FIRST_WAIT_S, 6) for one in waits] == [1, 2, 4, 8]
-    assert succession.ended(0, 1, now=now) == [StopProcess(1)]
+    assert succession.ended(0, 1, now=now, drain_s=30.0) == [StopProcess(1)]
+    assert succession.next_at() == now + 30.0 + END_GRACE_S
     assert succession.ended(1, 0, now=now) == [EndRouter(1)]
 
 
@@ -175,7 +177,7 @@ def test_a_stop_waits_for_the_drain_and_kills_what_is_left() -> None:
 def test_a_second_stop_is_passed_on_and_the_wait_gets_short() -> None:
     succession = serving()
     succession.stop(now=10.0, drain_s=3600.0)
-    assert succession.stop(now=12.0, drain_s=3600.0) == [StopProcess(0), StopProcess(1)]
+    assert succession.stop(now=12.0, drain_s=3600.0) == [HurryProcess(0), HurryProcess(1)]
     assert succession.next_at() == 12.0 + END_GRACE_S
     succession.stop(now=20.0, drain_s=3600.0)
     assert succession.next_at() == 12.0 + END_GRACE_S

@@ -98,6 +98,7 @@ class EchoRouter:
         self.room = Room(self.settings.max_buffered_bytes)
         self.clients = Clients(10)
         self.leavers = Stayers()
+        self.is_leaving = False
 
     def is_internal(self, port: int) -> bool:
         return False

@@ -75,6 +75,8 @@ class FakeCluster:
 
     has_leader_worker_sets: bool = False
     routers_ready: int = 2
+    ready_ports: frozenset[str] = frozenset()
+    """Names of the ports of ready routers."""
     now: int = 1000
     writes: list[str] = field(default_factory=list)
     objects: dict[tuple[str, str], Stored] = field(default_factory=dict)
@@ -180,6 +182,7 @@ class FakeCluster:
             has_secret=bool(self.names("Secret")),
             has_leader_worker_sets=self.has_leader_worker_sets,
             routers_ready=self.routers_ready,
+            ready_ports=self.ready_ports,
             verifications=dict(self.verifications),
             status=self.plan.status if self.plan else None,
         )

@@ -117,7 +117,8 @@ def pool(router: FakeRouter, changes: Mapping[str, object] | None = None) -> Obj
 
 
 def settle(store: ApiStore) -> None:
-    """What Kubernetes does: every workload has the pods that it asks for, all ready; what was removed is gone."""
+    """What Kubernetes does: every workload has the pods that it asks for, all ready; what was removed is gone. Routers'
+    pods are as the test has made them."""
     deployments = store.all_of("deployments")
     wanted: dict[str, Object] = {}
     for one in deployments:
@@ -126,7 +127,7 @@ def settle(store: ApiStore) -> None:
         if labels.ROLE in one["metadata"]["labels"]:
             wanted |= {f"{one['metadata']['name']}-{index}": one for index in range(replicas)}
     for pod in store.all_of("pods"):
-        if pod["metadata"]["name"] not in wanted:
+        if pod["metadata"]["name"] not in wanted and labels.ROLE in pod["metadata"]["labels"]:
             store.delete(_at(pod))
     for name, owner in wanted.items():
         if ("pods", "default", name) not in store.objects:

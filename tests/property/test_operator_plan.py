@@ -177,3 +177,28 @@ def _require_all_is_as(changes: Changes, world: FakeCluster) -> None:
     assert revisions == {target.partition("-")[0]}
     is_external = "spec.scaling.mode" in changes
     assert len(world.names("PDRoleScaler")) == (2 if is_external else 0)
+
+
+GATEWAYS: Final = {"gatewayNamespaces": ["gateways"]}
+PICKERS: Final[dict[str, Changes]] = {
+    "": {},
+    "picker": {"spec.router.picker": GATEWAYS},
+    "picker-tls": {"spec.router.picker": {**GATEWAYS, "tls": {"secretName": "shown"}}},
+}
+"""Specs by the name of the routers' port that each asks for."""
+SPOKEN: Final = {"picker": "kubernetes.io/h2c", "picker-tls": "http2"}
+
+
+@settings(max_examples=drawn(200), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(sorted(PICKERS)), st.sets(st.sampled_from(sorted(SPOKEN)))), min_size=1))
+def test_gateways_are_led_to_routers_that_are_ready_where_there_are_any_and_to_new_ones_first(
+    history: list[tuple[str, set[str]]],
+) -> None:
+    world = FakeCluster()
+    for wanted, ready in history:
+        world.ready_ports = frozenset(ready)
+        plan = world.reconcile(make_cluster(PICKERS[wanted]))
+        ports = world.objects["Service", "pool-router-internal"].document["spec"]["ports"][1:]
+        led_to = [wanted if wanted in ready else next(iter(ready), wanted)] if wanted else []
+        assert [(port["targetPort"], port["appProtocol"]) for port in ports] == [(one, SPOKEN[one]) for one in led_to]
+        assert bool(plan.facts.held_back) == (led_to not in ([], [wanted]))

@@ -104,8 +104,8 @@ class RouterPicker(ApiModel):
     clients, no mTLS and no queue of the router stands before the engine: name namespaces that hold gateways alone, or
     give engines a key (VLLM_API_KEY in env of both roles)."""
     tls: PickerTls | None = None
-    """The certificate that gateways are shown. Make its Secret before you set this field: while routers wait for it,
-    gateways may find none. Default: none; then prompts and the engines' key go in the clear."""
+    """The certificate that gateways are shown. When it comes or goes, the Service leads gateways to the old routers
+    until a new one is ready. Default: none; then prompts and the engines' key go in the clear."""
 
 
 class Alias(ApiModel):

@@ -7,6 +7,7 @@ kube-proxies know. It takes requests until then, and finishes the requests that 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -114,14 +115,17 @@ def router_service(pool: Pool) -> Document:
     return make_object(SERVICE, annotated, spec=spec)
 
 
-def internal_service(pool: Pool) -> Document:
+def internal_service(pool: Pool, ready_ports: Collection[str] = ()) -> Document:
     """The Service of the internal port, for the operator and for scrapers of metrics, and of the port for gateways.
-    Always ClusterIP, whatever the type of the clients' Service, so that the outside does not reach it."""
+    Always ClusterIP, whatever the type of the clients' Service, so that the outside does not reach it.
+
+    ``ready_ports``: names of the ports of ready routers.
+    """
     port = {"name": INTERNAL, "port": INTERNAL_PORT, "targetPort": INTERNAL, "protocol": "TCP"}
     spec = {
         "type": "ClusterIP",
         "selector": router_selector(pool),
-        "ports": [port | pool_tls.app_protocol(pool), *picker.service_ports(pool)],
+        "ports": [port | pool_tls.app_protocol(pool), *picker.service_ports(pool, ready_ports)],
     }
     metadata = metadata_of(pool, internal_name(pool), ROUTER, pool_tls.service_labels(pool))
     return make_object(SERVICE, metadata, spec=spec)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdcluster_operator.api.cluster import ScalingMode
-from pdcluster_operator.core.manifests import picker
 from pdcluster_operator.core.manifests.network import role_policy, router_policy
 from pdcluster_operator.core.manifests.pool import Document, Pool
 from pdcluster_operator.core.manifests.router import internal_service, router_access, router_deployment, router_service
@@ -50,15 +49,8 @@ def _applied(pool: Pool, target: Target, observed: Observed, served: Served) -> 
     for role, revision in sorted(served, key=lambda key: (key[0].value, key[1])):
         yield discovery_service(pool, role, revision)
     yield router_service(pool)
-    if not _waits_for_a_secret(pool, observed):
-        yield internal_service(pool)
+    yield internal_service(pool, observed.ready_ports)
     yield router_deployment(pool)
-
-
-def _waits_for_a_secret(pool: Pool, observed: Observed) -> bool:
-    """Whether the internal Service stays as it is. It would lead gateways to routers with TLS, which cannot start yet,
-    and away from those that answer."""
-    return bool(observed.missing_secret and picker.pair_secret(pool))
 
 
 def _secrets(pool: Pool, observed: Observed, text: str) -> list[Document]:

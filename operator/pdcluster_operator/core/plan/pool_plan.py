@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Final
 
 from pdcluster_operator.api.cluster import ScalingMode
+from pdcluster_operator.core.manifests import picker
 from pdcluster_operator.core.manifests.pool import Pool
 from pdcluster_operator.core.manifests.router import router_name
 from pdcluster_operator.core.manifests.standing import scaler_selector
@@ -115,6 +116,7 @@ def _facts(
         is_target_empty=found is not None and found.is_empty,
         unknown_fields=observed.unknown_fields,
         missing_secret=observed.missing_secret,
+        held_back=picker.held_back(pool, observed.ready_ports),
     )
 
 

@@ -77,7 +77,7 @@ class ChildView(View):
 class PodView(View):
     """A pod of an engine or a router. ``trouble``: why the cluster does not start the pod, or empty.
 
-    ``has_heirs``: another pod will get its name, and inherits its deaths.
+    ``has_heirs``: another pod will get its name, and inherits its deaths. ``port_names``: as Services look for them.
     """
 
     is_live: bool
@@ -86,6 +86,7 @@ class PodView(View):
     trouble: str
     deaths: tuple[Death, ...]
     has_heirs: bool
+    port_names: tuple[str, ...]
 
     @property
     def problem(self) -> str:
@@ -167,7 +168,13 @@ def _pod_view(head: _Head, body: Object) -> PodView:
         trouble=trouble_of(head[0].name, status),
         deaths=deaths_of(status, is_going=is_going),
         has_heirs=_has_heirs(metadata),
+        port_names=_port_names(body.get("spec") or {}),
     )
+
+
+def _port_names(spec: Object) -> tuple[str, ...]:
+    ports = (port for container in spec.get("containers") or () for port in container.get("ports") or ())
+    return tuple(str(port["name"]) for port in ports if "name" in port)
 
 
 def digest_of(document: Object) -> str:

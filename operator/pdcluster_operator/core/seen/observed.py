@@ -109,6 +109,8 @@ class Observed:
     has_leader_worker_sets: bool = False
     """Whether the API server knows LeaderWorkerSets (``leaderworkerset.x-k8s.io/v1``)."""
     routers_ready: int = 0
+    ready_ports: frozenset[str] = frozenset()
+    """Names of the ports of ready routers."""
     verifications: Mapping[str, VerificationResult] = field(default_factory=dict)
     """By name of the target."""
     problems: tuple[SeenProblem, ...] = ()

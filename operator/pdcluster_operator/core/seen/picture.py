@@ -48,13 +48,23 @@ def observed_of(picture: Picture) -> Observed:
         services=tuple(_services(picture)),
         scalers=tuple(_scalers(picture)),
         routers_ready=routers_of(picture).ready,
+        ready_ports=frozenset(_ready_ports(picture)),
         problems=tuple(_problems(picture)),
     )
 
 
 def routers_of(picture: Picture) -> Routers:
-    found = [one for one in picture.of(DEPLOYMENT) if one.labels.get(labels.COMPONENT) == ROUTER]
+    found = [one for one in picture.of(DEPLOYMENT) if _is_of_routers(one)]
     return Routers(sum(one.there for one in found), sum(one.ready for one in found))
+
+
+def _ready_ports(picture: Picture) -> Iterable[str]:
+    """Pods tell this, and no count of the Deployment does: a pod shows which template it was made from."""
+    return (name for pod in picture.pods if pod.is_ready and _is_of_routers(pod) for name in pod.port_names)
+
+
+def _is_of_routers(view: View) -> bool:
+    return view.labels.get(labels.COMPONENT) == ROUTER
 
 
 def ready_pods(picture: Picture, role: Role, revision: str, template: str) -> list[str]:

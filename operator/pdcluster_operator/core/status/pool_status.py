@@ -48,6 +48,7 @@ class Facts:
     ``target``: its name, or the revision alone if there is a refusal. ``verification`` and ``verification_error`` are
     about this target.
     ``missing_secret``: the problem of a user's Secret that routers mount; empty: there is none.
+    ``held_back``: the old routers to which gateways are led until a new one is ready, in words; empty: there are none.
     ``is_target_empty``: one role's workload of the target asks for no instance, or is not there.
     ``unknown_fields``: fields of the object that this operator does not know, and leaves out.
     ``held_by_groups``: why the order of groups holds the rollout up, and the cure; empty: it does not.
@@ -68,6 +69,7 @@ class Facts:
     is_target_empty: bool = False
     unknown_fields: tuple[str, ...] = ()
     missing_secret: str = ""
+    held_back: str = ""
     held_by_groups: str = ""
 
     @property
@@ -175,11 +177,11 @@ def _role_ready(facts: Facts, role: Role) -> _Judgement:
 
 def _router_ready(facts: Facts) -> _Judgement:
     message = f"{facts.routers_ready} of {facts.routers_wanted} routers are ready"
-    if facts.missing_secret:
-        return _Judgement(Truth.FALSE, Reason.ROUTERS_NOT_READY, f"{message}: {facts.missing_secret}")
-    if 0 < facts.routers_wanted <= facts.routers_ready:
-        return _Judgement(Truth.TRUE, Reason.ROUTERS_READY, message)
-    return _Judgement(Truth.FALSE, Reason.ROUTERS_NOT_READY, _because(message, facts.problems.routers))
+    problem = _because(message, facts.missing_secret or facts.problems.routers)
+    told = f"{problem}; {facts.held_back}" if facts.held_back else ""
+    if 0 < facts.routers_wanted <= facts.routers_ready and not facts.missing_secret:
+        return _Judgement(Truth.TRUE, Reason.ROUTERS_READY, told or message)
+    return _Judgement(Truth.FALSE, Reason.ROUTERS_NOT_READY, told or problem)
 
 
 def _transfer_verified(facts: Facts, verified: str, before: Status | None) -> _Judgement:

@@ -87,6 +87,27 @@ def test_a_worker_that_is_not_placed_is_a_problem_too() -> None:
     assert "a-1 is not placed" in problem.text
 
 
+def test_the_ports_of_routers_count_once_these_are_ready() -> None:
+    def router(name: str, port: str, component: str = "router", *, is_ready: bool = True, **more: Any) -> PodView:
+        own = {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "5", **more}
+        named = {labels.CLUSTER: "pool", labels.COMPONENT: component}
+        spec = {"containers": [{"name": "router", "ports": [{"name": "http"}, {"name": port}, {}]}, {"name": "beside"}]}
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(is_ready)}]}
+        view = view_of(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {**own, "labels": named}, "spec": spec, "status": status}
+        )
+        assert isinstance(view, PodView)
+        return view
+
+    pods = (
+        router("ready", "a"),
+        router("starts", "b", is_ready=False),
+        router("goes", "c", deletionTimestamp="2026-01-01T00:00:00Z"),
+        router("engine", "d", "prefill"),
+    )
+    assert observed_of(Picture((), pods)).ready_ports == {"http", "a"}
+
+
 def dying(name: str, count: int, **own: str) -> PodView:
     ended = {"exitCode": 1, "reason": "Error"}
     container = {"name": "engine", "restartCount": count, "state": {}, "lastState": {"terminated": ended}}

@@ -230,6 +230,28 @@ def test_a_message_names_the_numbers_and_what_the_cluster_says() -> None:
     assert told[Type.ROUTER_READY] == "0 of 2 routers are ready: pod r: ImagePullBackOff"
 
 
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (WELL, "2 of 2 routers are ready; held back"),
+        (replace(WELL, problems=Problems(routers="pod r: stuck")), "2 of 2 routers are ready: pod r: stuck; held back"),
+        (replace(WELL, missing_secret="no Secret"), "2 of 2 routers are ready: no Secret; held back"),
+        (replace(WELL, routers_ready=1), "1 of 2 routers are ready; held back"),
+    ],
+    ids=["all ready", "a problem", "a missing Secret", "too few"],
+)
+def test_gateways_that_are_led_to_old_routers_change_the_message_and_no_condition(facts: Facts, told: str) -> None:
+    with_it, without = (
+        reduce_status(one, WELL_STATUS, now=1) for one in (replace(facts, held_back="held back"), facts)
+    )
+    found = with_it.condition(Type.ROUTER_READY)
+    assert found is not None
+    assert found.message == told
+    assert [(one.truth, one.reason) for one in with_it.conditions] == [
+        (one.truth, one.reason) for one in without.conditions
+    ]
+
+
 def test_a_pager_hears_why_fewer_are_ready_than_promised() -> None:
     lost = replace(
         WELL, decode=replace(ALL_READY, ready=0, updated_ready=0), problems=Problems(decode="pod d: Evicted")

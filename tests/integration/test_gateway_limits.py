@@ -44,11 +44,15 @@ async def test_a_client_that_sends_no_body_is_told_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
-    [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"],
-    ids=["nothing", "a preface", "a hello"],
+    ("has_tls", "said"),
+    [
+        (False, b""),
+        (False, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        (True, b""),
+        (True, b"\x16\x03\x01\x02\x00\x01"),
+    ],
+    ids=["plain, nothing", "plain, a preface", "TLS, nothing", "TLS, the begin of a hello"],
 )
-@pytest.mark.parametrize("has_tls", [False, True], ids=["plain", "TLS"])
 async def test_a_connection_that_never_becomes_one_of_grpc_is_closed_in_time(
     has_tls: bool, said: bytes, authority: Authority, tmp_path: Path
 ) -> None:

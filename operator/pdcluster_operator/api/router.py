@@ -100,9 +100,9 @@ class RouterPicker(ApiModel):
     gateway_namespaces: list[Namespace] = Field(min_length=1, max_length=16)
     """Namespaces in which the pods of gateways run, at most 16; not always that of the Gateway object (Envoy Gateway:
     envoy-gateway-system). The pool's NetworkPolicies let all pods of these namespaces, and no others, reach port 9002
-    of routers. They also let them reach port 8000 of decode engines, to which gateways send requests. There no key of
-    clients, no mTLS and no queue of the router stands before the engine: name namespaces that hold gateways alone, or
-    give engines a key (VLLM_API_KEY in env of both roles)."""
+    of routers. They also let them reach port 8000 of decode engines, to which gateways send requests. The engine itself
+    checks no client's key, and without spec.tls no certificate. Requests sent there directly bypass the router's queue:
+    name namespaces that hold gateways alone, or give engines a key (VLLM_API_KEY in env of both roles)."""
     tls: PickerTls | None = None
     """The certificate that gateways are shown. When it comes or goes, the Service leads gateways to the old routers
     until a new one is ready. Default: none; then prompts and the engines' key go in the clear."""

@@ -20,6 +20,8 @@ from pdcluster_protocol.pem_files import no_password, words_of
 from pdcluster_router.files.reading import read_file
 
 ALPN: Final = ["http/1.1"]
+LONG_KEYS: Final = "give one of RSA with 2048 bits or more, or of ECDSA with P-256 or P-384"
+"""The cure for a key that is too short. All our peers make handshakes with these."""
 _STEPS: Final = 10
 """The most steps of a handshake in memory; it takes four."""
 
@@ -152,6 +154,8 @@ def day_of(unix_s: float) -> str:
 def _problem_of(error: ssl.SSLError) -> str:
     if error.reason == "KEY_VALUES_MISMATCH":
         return "the key is not that of the certificate: give two that belong together"
+    if error.reason == "EE_KEY_TOO_SMALL":
+        return f"the key is too short: {LONG_KEYS}"
     return f"{words_of(error)}: give a whole certificate and its key in PEM, the one to show first"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from fakes.certificates import FOR_CLIENTS, Authority, Issued
 from pdcluster_protocol.errors import ConfigError
@@ -111,6 +112,11 @@ REFUSED: dict[str, tuple[Break, str]] = {
     "the key of another certificate": (
         lambda authority, _, key: key.write_bytes(authority.issue().key_pem()),
         "--tls-cert CERT and --tls-key KEY: the key is not that of the certificate: give two that belong together",
+    ),
+    "a key that is too short": (
+        lambda authority, cert, key: write(authority.issue(key=rsa.generate_private_key(65537, 1024)), cert, key),
+        "--tls-cert CERT and --tls-key KEY: the key is too short: give one of RSA with 2048 bits or more, or of ECDSA "
+        "with P-256 or P-384",
     ),
     "half a certificate": (
         lambda _, cert, __: cert.write_bytes(cert.read_bytes()[:300]),

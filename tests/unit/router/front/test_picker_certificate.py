@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path, PosixPath
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from fakes.certificates import KINDS, Authority
 from pdcluster_protocol.errors import ConfigError
@@ -45,6 +46,16 @@ def test_a_key_that_gateways_do_not_take_is_refused_with_the_files_its_kind_and_
         f"--picker-tls-cert {tmp_path / 'tls.crt'} and --picker-tls-key {tmp_path / 'tls.key'}: the key is {kind}, "
         "with which Envoy and gRPC make no handshake: give one of RSA with 2048 bits or more, or of ECDSA with P-256 "
         "or P-384"
+    )
+
+
+def test_a_key_that_is_too_short_is_refused_with_the_cure(authority: Authority, tmp_path: Path) -> None:
+    authority.issue(key=rsa.generate_private_key(65537, 1024)).write(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        certificate_of(tmp_path)
+    assert str(error.value) == (
+        f"--picker-tls-cert {tmp_path / 'tls.crt'} and --picker-tls-key {tmp_path / 'tls.key'}: the key is too short: "
+        "give one of RSA with 2048 bits or more, or of ECDSA with P-256 or P-384"
     )
 
 

@@ -13,16 +13,16 @@ from typing import Final
 
 import grpc
 
+from pdcluster_router.files.pem import LONG_KEYS
 from pdcluster_router.files.public_key import key_kind_of
 
 _KINDS: Final = ("ECDSA with P-256", "ECDSA with P-384")
 _LEAST_RSA_BITS: Final = 2048
-"""Envoy refuses shorter ones."""
-_CURE: Final = "give one of RSA with 2048 bits or more, or of ECDSA with P-256 or P-384"
+"""OpenSSL refuses shorter ones too, at its security level 2. Some builds of it have a lower level."""
 _ANY_PORT: Final = "127.0.0.1:0"
 _STOP_S: Final = 0.2
-"""For the end of a trial, which takes 3 ms. The event loop waits meanwhile, so this is short. By then the pair has been
-judged, and gRPC ends a server that takes longer by itself."""
+"""For the end of a trial alone, which takes 3 ms as a whole. The event loop waits meanwhile, so this is short. By then
+the pair has been judged, and gRPC ends a server that takes longer by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class GrpcFiles:
         """Why gateways cannot be shown the certificate, and the cure; empty: they can."""
         kind, rsa_bits = key_kind_of(self.cert.decode("ascii", "ignore"))
         if rsa_bits and rsa_bits < _LEAST_RSA_BITS:
-            return f"the key is RSA with {rsa_bits} bits, which is too short for Envoy: {_CURE}"
+            return f"the key is RSA with {rsa_bits} bits, which is too short: {LONG_KEYS}"
         if not rsa_bits and kind not in _KINDS:
-            return f"the key is {kind}, with which Envoy and gRPC make no handshake: {_CURE}"
+            return f"the key is {kind}, with which Envoy and gRPC make no handshake: {LONG_KEYS}"
         return self._fault_in_trial()
 
     def _fault_in_trial(self) -> str:
@@ -68,16 +68,17 @@ def _why_not(server: grpc.Server) -> str:
 def server_credentials(current: Callable[[], GrpcFiles]) -> grpc.ServerCredentials:
     """Credentials that show the files of now to each new connection.
 
+    Clients that must show a certificate show it at each connection: gRPC would resume a client's session, even when its
+    certificate has expired since, but with the keys of a new configuration it cannot. This costs no time.
+
     ``current``: gRPC's threads call it, one at a time. It must not wait.
     """
     given = current()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         nonlocal given
-        if (files := current()) is given:
-            return None
-        given = files
-        return _configuration(files)
+        before, given = given, current()
+        return None if given is before and not must_show else _configuration(given)
 
     must_show = given.ca is not None
     return grpc.dynamic_ssl_server_credentials(_configuration(given), fetch, require_client_authentication=must_show)

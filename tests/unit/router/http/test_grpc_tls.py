@@ -6,9 +6,11 @@ import os
 import resource
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import grpc
@@ -18,6 +20,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from fakes.certificates import FOR_CLIENTS, KINDS, Authority, Issued
 from patience import PATIENCE_S
 from pdcluster_router.http.grpc_tls import GrpcFiles, server_credentials
+
+LIFE_S = 5.0
+"""Of a certificate that is to expire: enough for a handshake on a busy machine."""
 
 
 @pytest.fixture
@@ -84,7 +89,62 @@ def test_a_client_must_show_a_certificate_of_the_authority_of_now(authority: Aut
         assert shown_at(port, own) == der_of(server)
 
 
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda one: one.name)
+EACH_VERSION = pytest.mark.parametrize(
+    "version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3], ids=lambda one: one.name
+)
+
+
+def session_after(
+    port: int, context: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> tuple[ssl.SSLSession | None, bool]:
+    """The session of a new connection, and whether it went on with ``session``.
+
+    Raises:
+        OSError: The server does not take the client.
+    """
+    with (
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as over_tls,
+    ):
+        if not over_tls.recv(9):  # As above.
+            raise ConnectionResetError("the server has closed the connection")
+        return over_tls.session, bool(over_tls.session_reused)
+
+
+@EACH_VERSION
+@pytest.mark.parametrize("must_show", [False, True], ids=["TLS", "mTLS"])
+def test_a_session_goes_on_only_where_clients_need_no_certificate(
+    must_show: bool, version: ssl.TLSVersion, authority: Authority, tmp_path: Path
+) -> None:
+    context = client(authority)
+    context.minimum_version = context.maximum_version = version
+    context.load_cert_chain(*authority.issue(usage=FOR_CLIENTS).write(tmp_path / "own").values())
+    with listening([files_of(authority.issue(), authority.ca.read_bytes() if must_show else None)]) as port:
+        session, _ = session_after(port, context)
+        assert session is not None
+        assert session.has_ticket
+        _, is_resumed = session_after(port, context, session)
+    assert is_resumed is not must_show
+
+
+@pytest.mark.long
+@EACH_VERSION
+def test_a_client_whose_certificate_has_expired_meanwhile_is_refused_with_its_session_too(
+    version: ssl.TLSVersion, authority: Authority, tmp_path: Path
+) -> None:
+    context = client(authority)
+    context.minimum_version = context.maximum_version = version
+    ends_s = time.time() + LIFE_S
+    own = authority.issue(usage=FOR_CLIENTS, ends=timedelta(seconds=LIFE_S))
+    context.load_cert_chain(*own.write(tmp_path / "own").values())
+    with listening([files_of(authority.issue(), authority.ca.read_bytes())]) as port:
+        session, _ = session_after(port, context)
+        time.sleep(max(ends_s + 1.5 - time.time(), 0))
+        with pytest.raises(OSError):  # as above
+            session_after(port, context, session)
+
+
+@EACH_VERSION
 def test_both_versions_of_today_are_spoken(version: ssl.TLSVersion, authority: Authority) -> None:
     issued, context = authority.issue(), client(authority)
     context.minimum_version = context.maximum_version = version
@@ -144,8 +204,8 @@ def test_a_pair_is_tried_before_it_is_used(authority: Authority) -> None:
 def test_a_key_that_is_too_short_is_refused(authority: Authority) -> None:
     files = files_of(authority.issue(key=rsa.generate_private_key(65537, 1024)))
     assert files.fault() == (
-        "the key is RSA with 1024 bits, which is too short for Envoy: give one of RSA with 2048 bits or more, or of "
-        "ECDSA with P-256 or P-384"
+        "the key is RSA with 1024 bits, which is too short: give one of RSA with 2048 bits or more, or of ECDSA with "
+        "P-256 or P-384"
     )
 
 

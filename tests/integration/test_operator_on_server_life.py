@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.audit import Right
+from control_plane.kube_http import Object
 from fakes.certificates import Authority
 from integration.harness import eventually
 from operator_on_server.process import OperatorProcess
@@ -96,6 +97,41 @@ def test_the_port_for_gateways_comes_with_its_field_and_goes_with_it(server: Ser
         assert eventually(lambda: gateway_ports(pool) == ([], []))
         pool.wait_ready()
         assert [pool.engines(role) for role in ("prefill", "decode")] == engines
+
+
+def test_gateways_have_the_old_routers_until_a_new_one_with_tls_is_ready(
+    server: Server, operator: OperatorProcess
+) -> None:
+    with server.pool({"spec.router.picker": {"gatewayNamespaces": ["gateways"]}}) as pool:
+        pool.wait_ready()
+        secret = {"stringData": dict.fromkeys(("tls.crt", "tls.key"), "x"), "metadata": {"name": "shown"}}
+        server.admin.create(pool.list_path("secrets"), {"apiVersion": "v1", "kind": "Secret", **secret})
+        server.node.never_ready = speaks_tls
+        try:
+            pool.merge({"router": {"picker": {"tls": {"secretName": "shown"}}}})
+            assert eventually(
+                lambda: "to the old ones, in the clear" in pool.condition("RouterReady").get("message", "")
+            )
+            assert eventually(lambda: any(speaks_tls(pod) for pod in pool.all_of("pods")))
+            pool.wait_still()
+            assert gateway_ports(pool)[0] == ["kubernetes.io/h2c"]
+            assert num_pickers(pool) == 1
+        finally:
+            server.node.never_ready = lambda pod: False
+        assert eventually(lambda: (gateway_ports(pool)[0], num_pickers(pool)) == (["http2"], 1))
+        pool.wait_ready()
+        assert pool.condition("RouterReady")["message"] == "1 of 1 routers are ready"
+
+
+def speaks_tls(pod: Object) -> bool:
+    """Whether it is a router's pod with TLS for gateways."""
+    return any(port["name"] == "picker-tls" for port in pod["spec"]["containers"][0].get("ports", ()))
+
+
+def num_pickers(pool: Pool) -> int:
+    """Routers to which Kubernetes leads gateways."""
+    slices = [one for one in pool.all_of("endpointslices") if any(p["port"] == 9002 for p in one["ports"] or ())]
+    return sum(bool(found["conditions"]["ready"]) for one in slices for found in one["endpoints"])
 
 
 def gateway_ports(pool: Pool) -> tuple[list[str], list[int]]:

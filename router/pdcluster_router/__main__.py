@@ -32,7 +32,7 @@ from pdcluster_router.settings.span_settings import span_settings_told
 def main(argv: Sequence[str]) -> int:
     """Serve until stopped. Returns the exit status: 0, 130 after Ctrl-C before the server runs, 2 on a ConfigError.
     Of several processes also 1, if they could not go on, or that of the first one that could not start."""
-    # Else gRPC's library writes lines of its own for each handshake that fails, whoever caused it.
+    # Else gRPC's library writes a line of its own for each handshake that fails.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         settings = parse_settings(argv, os.environ)

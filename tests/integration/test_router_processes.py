@@ -55,6 +55,11 @@ def num_lines(scene: Scene, text: str) -> int:
     return scene.log.read_text().count(text)
 
 
+async def read_until(client: RawClient, end: bytes) -> bytes:
+    async with asyncio.timeout(PATIENCE_S):
+        return await client.reader.readuntil(end)
+
+
 def pids_serving(scene: Scene) -> list[int]:
     return sorted(descendants(scene.pid))
 
@@ -83,7 +88,7 @@ def owner_of(scene: Scene, client: RawClient) -> int:
                     return pid
             except FileNotFoundError:
                 continue
-    raise AssertionError(f"nobody has the connection from port {ours}")
+    raise AssertionError(f"no process has the connection from port {ours}")
 
 
 async def test_all_processes_serve_and_pages_are_their_sums_and_sighup_reaches_all(tmp_path: Path) -> None:
@@ -132,19 +137,20 @@ async def test_a_process_knows_what_others_have_placed() -> None:
         clients = [some[0] for some in (await by_process(scene)).values()][:2]
         for client in clients:
             await client.send(request_bytes(COMPLETIONS, STREAM_BODY))
-            await client.reader.readuntil(b"Hello")
+            await read_until(client, b"Hello")
         assert [len(decode.seen) for decode in scene.decodes] == [1, 1]
         pool = (await scene.get("/pdcluster/pool", is_internal=True)).json()
         assert [one["running"] for one in pool["engines"] if one["role"] == "decode"] == [1, 1]
         for pid in (scene.pid, *pids_serving(scene)):  # As systemd does by default: each hears it twice.
             os.kill(pid, signal.SIGTERM)
         late = await scene.client()
-        while (await late.get("/health")).status != 503:
-            pass
+        async with asyncio.timeout(PATIENCE_S):
+            while (await late.get("/health")).status != 503:
+                await asyncio.sleep(0.01)
         for decode in scene.decodes:
             decode.open_gate(Gate.SECOND_TOKEN)
         for client in clients:
-            assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
+            assert (await read_until(client, b"0\r\n\r\n")).count(b"data: ") == 4
         await until(lambda: none_is_left(scene, descendants(scene.pid)))
 
 
@@ -182,7 +188,7 @@ async def test_processes_are_replaced_without_a_failed_request() -> None:
         streams = [clients[0] for clients in (await by_process(scene)).values()]
         for client in streams:
             await client.send(request_bytes(COMPLETIONS, STREAM_BODY))
-            await client.reader.readuntil(b"Hello")
+            await read_until(client, b"Hello")
         is_over = asyncio.Event()
         asking = [asyncio.create_task(ask(scene, is_over, keeps=number % 2 == 0)) for number in range(6)]
         os.kill(scene.pid, signal.SIGUSR2)
@@ -194,7 +200,7 @@ async def test_processes_are_replaced_without_a_failed_request() -> None:
         assert first <= set(pids_serving(scene)), "their streams are not over"
         scene.decode.open_gate(Gate.SECOND_TOKEN)
         for client in streams:
-            assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
+            assert (await read_until(client, b"0\r\n\r\n")).count(b"data: ") == 4
         for client in scene.clients:
             client.leave()
         await until(lambda: none_is_left(scene, first))

@@ -160,7 +160,7 @@ def close_within(transport: Closable, limit_s: float) -> bool:
                 return
         end_engine(f"a session does not close within {limit_s:g} s")
 
-    with suppress(RuntimeError):  # The process is out of threads: none watches.
+    with suppress(RuntimeError):  # The process is out of threads: the close is not watched.
         threading.Thread(target=watch, name="pdcluster-close", daemon=True).start()
     try:
         return close_or_end_engine(transport)

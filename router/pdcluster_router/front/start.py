@@ -81,7 +81,7 @@ def run(
 
 def seated(settings: Settings, seat: Seat) -> Settings:
     """``settings`` of the process with ``seat``. Its internal port is the one at which engines call this process."""
-    changes: dict[str, object] = {"port": seat.port, "internal_port": seat.calls_port}
+    changes: dict[str, object] = {"host": seat.host, "port": seat.port, "internal_port": seat.calls_port}
     if settings.advertise_url is not None:
         parts = urlsplit(settings.advertise_url)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -188,12 +188,12 @@ def _places_for(settings: Settings) -> Places:
             sock.close()
         raise
     new_calls = partial(bind, settings.host, 0, "--host")
-    return Places(bound[: settings.processes], bound[settings.processes :], new_calls)
+    return Places(settings.host, bound[: settings.processes], bound[settings.processes :], new_calls)
 
 
 def _drain_s(settings: Settings, reread: Reread | None) -> float:
     """How long running requests have after SIGTERM, by what processes read now. Settings that are the keeper's own, and
-    have changed, are told in the log."""
+    have changed, are told in the log, each time that a process starts or reads its files."""
     if reread is None:
         return settings.drain_timeout_s
     try:

@@ -63,6 +63,8 @@ _MAX_PATH_BYTES: Final = 90
 class Places:
     """The listening sockets of a router's places. The kernel deals new connections out among them."""
 
+    host: str
+    """As the settings name it."""
     clients: Sequence[socket.socket]
     internals: Sequence[socket.socket]
     new_calls: Callable[[], socket.socket]
@@ -265,6 +267,7 @@ class Keeper:
             client_file=self._places.clients[place].fileno(),
             internal_file=self._places.internals[place].fileno(),
             calls_file=calls.fileno(),
+            host=self._places.host,
             port=port,
             internal_port=internal_port,
             calls_port=calls.getsockname()[1],

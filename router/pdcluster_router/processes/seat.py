@@ -32,6 +32,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """As ``client_file``, of the internal port that all processes have in common."""
     calls_file: int
     """The socket of this process alone, at which engines call it."""
+    host: str
+    """The address of the sockets, by the settings that the keeper has."""
     port: int
     internal_port: int
     calls_port: int

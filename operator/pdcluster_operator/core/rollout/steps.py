@@ -15,9 +15,9 @@ The planner looks for moves in this order. All moves that are possible now make 
 
 The laws (tests/property/test_rollout.py):
   - the target grows only while all pods, terminating ones too, stay within wanted + surge;
-  - useful instances go only while wanted - unavailable useful ones remain, but for groups of a target that has more
-    than wanted: those go at once. A useless instance goes only if wanted - unavailable instances would remain once all
-    old ones got ready (as in a Deployment's clean-up of unhealthy replicas);
+  - useful instances go only while wanted - unavailable useful ones remain, but for ready groups of a target's
+    LeaderWorkerSet that has more than wanted: those go at once. A useless instance goes only if wanted - unavailable
+    instances would remain once all old ones got ready (as in a Deployment's clean-up of unhealthy replicas);
   - while an old revision is there, the two roles' shares (target's replicas / wanted) differ by one instance at most;
   - a cohort that serves is left only when the target is verified and ready, or has no room for its first instance.
 """

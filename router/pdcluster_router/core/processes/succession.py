@@ -32,8 +32,8 @@ SEATS_PER_PLACE: Final = 4
 END_GRACE_S: Final = 10.0
 """Seconds that a process gets to end after its requests have had their time."""
 MAX_SILENT_LOOKS: Final = 30
-"""So many looks in a row without a word of a process, one each second, and it is killed. Looks are counted and not
-seconds: after a pause of the whole machine the process has not spoken either, and is well."""
+"""A process that is silent for more looks in a row, one each second, is killed. Looks are counted and not seconds:
+after a pause of the whole machine the process has not spoken either, and is well."""
 
 
 class LifePhase(Enum):
@@ -143,13 +143,8 @@ class Succession:
     def is_ending(self) -> bool:
         return self._status is not None
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether every place has had a process that was ready, all at one time."""
-        return self._has_begun
-
     def seats(self) -> list[int]:
-        """The seats of all processes that have not ended."""
+        """The seats of all processes that have not ended. For tests."""
         return list(self._by_seat)
 
     def begin(self, *, now: float) -> list[ProcessCommand]:

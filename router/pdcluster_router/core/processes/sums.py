@@ -4,7 +4,8 @@
     processes that have ended what they counted, as it was read last: a counter never falls because a process has gone
 
 Numbers of one name and the same labels are added, but for those that are no amounts: ``_LEAST``, ``_MOST``, ``_FIRST``.
-All texts come from the same program, so labels stand in the same order, and a line is compared as it is.
+Labels of a metric stand in the same order in all texts, so a line is compared as it is. During a renewal texts may come
+from two releases: a metric whose labels have changed then has lines of both.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ _PONG_MS: Final = 10_000
 _IDLE_MS: Final = 300_000
 """A connection without a stream or a probe for so long is closed, or idle ones would take all descriptors."""
 _AGE_MS: Final = 600_000
-"""A connection so old gets no new stream, so that a gateway shows its certificate again. gRPC gives its streams time
-without a limit."""
+"""A connection about so old gets no new stream, so that a gateway shows its certificate again. gRPC gives its streams
+time without a limit."""
 _PROBES: Final = 64
 _GRACE_S: Final = 1.0
 """At the end, for replies that are on their way: requests have ended by then."""

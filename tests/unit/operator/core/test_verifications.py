@@ -31,7 +31,7 @@ def test_failures_are_told_at_once_and_tried_again_later_and_later() -> None:
     assert waits == [4, 8, 16, 32, 64, 128, 256, 300, 300]
 
 
-def test_that_nobody_answered_is_a_verdict_only_when_it_goes_on() -> None:
+def test_a_lack_of_answers_is_a_verdict_only_when_it_goes_on() -> None:
     known = TargetVerifications("t", 0.0)
     for _ in range(PATIENCE - 1):
         known = known.ended(VerificationEnd.UNANSWERED, "no KV", 0.0, 0.0)
@@ -39,6 +39,6 @@ def test_that_nobody_answered_is_a_verdict_only_when_it_goes_on() -> None:
     assert known.ended(VerificationEnd.UNANSWERED, "no KV", 0.0, 0.0).result == FAILED
 
 
-def test_a_failure_stays_known_while_nobody_answers() -> None:
+def test_a_failure_stays_known_while_no_answer_comes() -> None:
     known = TargetVerifications("t", 0.0).ended(VerificationEnd.FAILED, "no KV", 0.0, 0.0)
     assert known.ended(VerificationEnd.UNANSWERED, "away", 0.0, 0.0).result == FAILED

@@ -28,6 +28,7 @@ PROGRAM = """
 import json, os, signal, sys, time
 kind, folder = sys.argv[1:]
 seat = json.loads(os.environ["PDCLUSTER_ROUTER_SEAT"])
+parent = os.getppid()
 log = open(f"{folder}/log", "a", buffering=1)
 def tell(word): print(word, seat["life"], os.getpid(), file=log)
 def on(number, word, ends):
@@ -39,10 +40,10 @@ on(signal.SIGTERM, "stopped", True)
 on(signal.SIGUSR1, "left", True)
 on(signal.SIGHUP, "reread", False)
 tell("started")
-while kind == "waits" and not os.path.exists(f"{folder}/go"): time.sleep(0.01)
+while kind == "waits" and os.getppid() == parent and not os.path.exists(f"{folder}/go"): time.sleep(0.01)
 if kind == "fails" or (kind == "fails-later" and seat["life"] > 2): sys.exit(2)
 os.write(seat["word_file"], b"w")
-while True:
+while os.getppid() == parent:
     time.sleep(0.01)
     if kind != "silent": os.write(seat["word_file"], b"w")
 """
@@ -80,7 +81,7 @@ async def keeping(folder: Path, kind: str, num: int = 2, **given: Any) -> AsyncI
     socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * num)]
     (folder / "program.py").write_text(PROGRAM)
     command = (sys.executable, "-S", "-E", str(folder / "program.py"), kind, str(folder))
-    places = Places(socks[:num], socks[num:], lambda: socket.create_server(("127.0.0.1", 0)))
+    places = Places("127.0.0.1", socks[:num], socks[num:], lambda: socket.create_server(("127.0.0.1", 0)))
     shared = set(folder.glob("pdcluster-router-*"))
     world = World(Keeper(places, command, lambda: 0.0, **{"reads_files": True, **given}), folder)
     world.running = asyncio.create_task(world.keeper.run())
@@ -187,11 +188,11 @@ async def test_a_folder_whose_path_is_too_long_is_told(tmp_path: Path, monkeypat
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with pytest.raises(ConfigError, match="set TMPDIR to a shorter path"):
-        Keeper(Places([], [], socket.socket), (), lambda: 0.0, reads_files=True)
+        Keeper(Places("", [], [], socket.socket), (), lambda: 0.0, reads_files=True)
     assert list(long.iterdir()) == []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="set TMPDIR to one that can be written"):
-        Keeper(Places([], [], socket.socket), (), lambda: 0.0, reads_files=True)
+        Keeper(Places("", [], [], socket.socket), (), lambda: 0.0, reads_files=True)
 
 
 async def test_where_no_file_is_read_anew_a_reload_ends_it(folder: Path) -> None:

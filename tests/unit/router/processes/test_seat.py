@@ -20,6 +20,7 @@ SEAT = Seat(
     client_file=3,
     internal_file=4,
     calls_file=5,
+    host="127.0.0.1",
     port=8000,
     internal_port=8001,
     calls_port=40000,
@@ -50,7 +51,7 @@ def test_a_seat_of_another_release_is_refused(told: str) -> None:
         ({}, "http://127.0.0.1:40000/v1/metaserver"),
         ({"advertise_url": "http://10.0.0.1:8001"}, "http://10.0.0.1:40000/v1/metaserver"),
         ({"advertise_url": "http://[fd00::1]:8001"}, "http://[fd00::1]:40000/v1/metaserver"),
-        ({"host": "::1"}, "http://[::1]:40000/v1/metaserver"),
+        ({"host": "10.0.0.5"}, "http://127.0.0.1:40000/v1/metaserver"),
     ],
 )
 def test_engines_call_the_process_itself(given: dict[str, Any], url: str) -> None:

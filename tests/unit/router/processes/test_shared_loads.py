@@ -62,7 +62,7 @@ def test_a_load_compares_what_all_processes_have(tables: list[SharedLoads]) -> N
     assert load.tokens(now=0.0) == 100
 
 
-def test_engines_have_the_same_numbers_whoever_meets_them_first(tables: list[SharedLoads]) -> None:
+def test_engines_have_the_same_numbers_in_all_processes(tables: list[SharedLoads]) -> None:
     first = {key: entered(tables[0], key).number for key in ("a", "b", "c")}
     assert {key: entered(tables[1], key).number for key in ("c", "a", "b")} == first == {"a": 0, "b": 1, "c": 2}
     assert entered(tables[2], "p", Role.PREFILL).number == 0
@@ -107,7 +107,8 @@ def test_what_a_process_had_that_was_killed_is_forgotten(tables: list[SharedLoad
 
 
 HOLDER = """
-import fcntl, os, sys
+import fcntl, os, signal, sys
+signal.alarm(60)
 file = os.open(sys.argv[1], os.O_RDWR)
 fcntl.lockf(file, fcntl.LOCK_EX)
 print("locked", flush=True)
@@ -115,7 +116,7 @@ sys.stdin.read()
 """
 
 
-def test_a_process_that_was_stopped_with_the_lock_holds_nobody_up(tables: list[SharedLoads], file: int) -> None:
+def test_a_process_that_was_stopped_with_the_lock_holds_no_other_up(tables: list[SharedLoads], file: int) -> None:
     entered(tables[0], "a").tell(7)
     with Popen([sys.executable, "-c", HOLDER, f"/proc/{os.getpid()}/fd/{file}"], stdin=PIPE, stdout=PIPE) as holder:
         assert holder.stdout is not None

@@ -142,7 +142,7 @@ async def test_a_process_that_is_stopped_holds_a_page_up_for_a_bounded_time(tmp_
     silent.close()
 
 
-async def test_what_is_no_question_is_not_answered_and_harms_nobody(tmp_path: Path) -> None:
+async def test_what_is_no_question_is_not_answered_and_does_no_harm(tmp_path: Path) -> None:
     async with processes(tmp_path, 1, 2) as (first, _):
         for line in (b"\n", b"[]\n", b'["nothing",""]\n', b"x" * (64 << 10) + b"\n", b'["echo"'):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "2.sock")

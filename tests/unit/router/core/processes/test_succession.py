@@ -27,7 +27,6 @@ def serving(num_places: int = 2) -> Succession:
     assert succession.begin(now=0.0) == [StartProcess(place, place) for place in range(num_places)]
     for seat in range(num_places):
         assert succession.ready(seat, now=0.0) == []
-    assert succession.is_ready
     return succession
 
 

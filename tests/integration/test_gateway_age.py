@@ -62,6 +62,7 @@ def head_of_a_request() -> Any:
     return ProcessingRequest(request_headers={"headers": {"headers": headers}}, protocol_config=modes)
 
 
+@pytest.mark.costly
 async def test_a_stream_outlives_the_age_of_its_connection_and_the_next_one_comes_on_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_port_for_gateways_comes_with_its_field_and_goes_with_it(server: Ser
         assert [pool.engines(role) for role in ("prefill", "decode")] == engines
 
 
+@pytest.mark.costly
 def test_gateways_have_the_old_routers_until_a_new_one_with_tls_is_ready(
     server: Server, operator: OperatorProcess
 ) -> None:

@@ -47,7 +47,9 @@ def test_the_heavy_plans_are_in_the_small_scope() -> None:
 
 @pytest.mark.timeout(HANGS_S)  # half a minute, of heavy plans five; on a busy machine several times that
 @pytest.mark.parametrize(
-    "heavy", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light plans", "heavy plans"]
+    "heavy",
+    [pytest.param(False, marks=pytest.mark.costly), pytest.param(True, marks=pytest.mark.slow)],
+    ids=["light plans", "heavy plans"],
 )
 def test_every_promise_holds_in_every_state_of_the_small_scope(heavy: bool, capsys: pytest.CaptureFixture[str]) -> None:
     figures = [Walk(plan).run() for plan in small() if is_heavy(plan) is heavy]

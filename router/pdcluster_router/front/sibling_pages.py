@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, TypeVar
@@ -88,14 +88,12 @@ def _decoded(pages: Sequence[bytes], kind: type[P]) -> list[P]:
 
 def _own_page(router: Router, page: str, argument: str) -> bytes:
     """The page of this process alone. Raises: ValueError: There is no such page."""
-    match page:
-        case _ if page == METRICS:
-            return router.services.metrics.render()
-        case _ if page == _POOL:
-            return msgspec.json.encode(describe_pool(router.services))
-        case _ if page == _STATUS:
-            return describe_status(router.services)
-        case _ if page == _REQUESTS:
-            return answer_about(router, argument)
-        case _:
-            raise ValueError(f"no page {page}")
+    pages: dict[str, Callable[[], bytes]] = {
+        METRICS: router.services.metrics.render,
+        _POOL: lambda: msgspec.json.encode(describe_pool(router.services)),
+        _STATUS: lambda: describe_status(router.services),
+        _REQUESTS: lambda: answer_about(router, argument),
+    }
+    if page not in pages:
+        raise ValueError(f"no page {page}")
+    return pages[page]()

@@ -1,8 +1,10 @@
 """Starts a router: checks its settings and files, opens its ports, says where they are, and serves.
 
---processes 1   this process serves
-more            this process is the keeper, and starts one for each place: processes/keeper.py
-with a seat     this process is one of those
+    without a seat, --processes 1    this process serves
+    without a seat, more             this process is the keeper, and starts one for each place: processes/keeper.py
+    with a seat                      this process is one of those
+
+A ``ConfigError`` ends the start with one line.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def server_credentials(current: Callable[[], GrpcFiles]) -> grpc.ServerCredentia
     """Credentials that show the files of now to each new connection.
 
     Clients that must show a certificate show it at each connection: gRPC would resume a client's session, even when its
-    certificate has expired since, but with the keys of a new configuration it cannot. It costs
-    no time with one authority, and some 2 ms with 140 (0053).
+    certificate has expired since, but with the keys of a new configuration it cannot. It costs no time with one
+    authority, and some 2 ms with 140 (0053).
 
     ``current``: gRPC's threads call it, one at a time. It must not wait.
     """

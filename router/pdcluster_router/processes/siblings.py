@@ -26,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
 """Seconds for the answer of one process: above any stall of its loop, and well below a scrape's time limit of 10 s."""
-MAX_ANSWER_BYTES: Final = 256 << 20
 MAX_LIVES_APART: Final = 16
 """More processes that have ended are added up in one file."""
 _LENGTH_BYTES: Final = 8
@@ -98,7 +97,7 @@ class Siblings:
                 reader, writer = await asyncio.open_unix_connection(self._folder / f"{life}.sock")
                 writer.write(msgspec.json.encode((page, argument)) + b"\n")
                 num_bytes = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-                return await reader.readexactly(min(num_bytes, MAX_ANSWER_BYTES))
+                return await reader.readexactly(num_bytes)
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             logger.warning("another process does not answer page=%s life=%d reason=%r", page, life, error)
             return None

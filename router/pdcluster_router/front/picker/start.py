@@ -14,7 +14,7 @@ from pdcluster_router.core.requests.gateway_headers import endpoint_of
 from pdcluster_router.front.router import Router
 from pdcluster_router.settings.router_settings import Settings
 
-_PACKAGES = ("grpc", "google.protobuf")
+_PACKAGES = ("grpc", "google.protobuf", "cryptography")
 
 
 def check_picker(settings: Settings) -> None:

@@ -18,15 +18,16 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 _FIELD: Final = re.compile(r"\s*\b(\w+)=%[-#0-9.]*[a-z]")
 _CONVERSION: Final = re.compile(r"%(?:%|[-#0-9.]*[a-z])")
 _OWN: Final = frozenset({"ts", "level", "logger", "event", "exception"})
-_TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
-
+_HEAD: Final = "%(asctime)s %(levelname)s %(name)s"
 
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 _ESCAPED: Final = {code: repr(chr(code))[1:-1] for code in _CONTROLS if chr(code) != "\t"}
@@ -44,9 +45,11 @@ FORMAT_VARIABLE: Final = "PDCLUSTER_LOG_FORMAT"
 """The environment variable that counts where no flag is given."""
 
 
-def start_logging(form: LogFormat) -> None:
-    """Records from INFO up go to stderr in this form. A second call changes the form."""
-    formatter = JsonLines() if form is LogFormat.JSON else TextLines(_TEXT)
+def start_logging(form: LogFormat, **always: int) -> None:
+    """Records from INFO up go to stderr in this form. A second call changes the form. ``always``: fields of each line,
+    in text before the event."""
+    words = "".join(f" {name}={value}" for name, value in always.items())
+    formatter = JsonLines(always) if form is LogFormat.JSON else TextLines(f"{_HEAD}{words} %(message)s")
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
@@ -80,7 +83,11 @@ def _indented(text: str) -> str:
 
 class JsonLines(logging.Formatter):
     """One JSON object a line, also for readers that take other characters than ``\\n`` for the end of a line. A value
-    keeps its type if JSON has it, and else becomes text."""
+    keeps its type if JSON has it, and else becomes text. ``always``: fields of each line."""
+
+    def __init__(self, always: Mapping[str, int] = MappingProxyType({})) -> None:
+        super().__init__()
+        self._always = always
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = event_of(record)
@@ -88,6 +95,7 @@ class JsonLines(logging.Formatter):
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
+            **self._always,
             "event": event,
             **{f"{name}_" if name in _OWN else name: value for name, value in fields.items()},
         }

@@ -36,10 +36,11 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         settings = parse_settings(argv, os.environ)
-        start_logging(settings.log_format)
+        seat = seat_told(os.environ)
+        start_logging(settings.log_format, **({} if seat is None else {"seat": seat.number}))
         reread = partial(parse_settings, argv, os.environ) if _names_file(argv, os.environ) else None
         secret = load_secret(os.environ, host=settings.host)
-        return run(settings, secret, reread, argv=argv, seat=seat_told(os.environ))
+        return run(settings, secret, reread, argv=argv, seat=seat)
     except ConfigError as error:
         print(f"pdcluster router: {error}", file=sys.stderr)
         return 2

@@ -33,6 +33,9 @@ _FOLDER = re.compile(r'"folder":"([^"]+)"')
 STREAM_BODY = json.dumps(STREAM).encode()
 
 
+HAS_READ = "settings read anew changed=--max-body-bytes"
+
+
 @asynccontextmanager
 async def processes(*flags: str, num_prefill: int = 1, num_decode: int = 1) -> AsyncIterator[Scene]:
     """Whatever the test does, all processes have ended after it, and the folder that they shared is gone."""
@@ -52,7 +55,11 @@ async def all_are_ready(scene: Scene) -> bool:
 
 
 def num_lines(scene: Scene, text: str) -> int:
-    return scene.log.read_text().count(text)
+    return len(lines_with(scene, text))
+
+
+def lines_with(scene: Scene, text: str) -> list[str]:
+    return [line for line in scene.log.read_text().splitlines() if text in line]
 
 
 async def read_until(client: RawClient, end: bytes) -> bytes:
@@ -115,6 +122,7 @@ async def test_all_processes_serve_and_pages_are_their_sums_and_sighup_reaches_a
         settings.write_text("max-body-bytes = 8192\n")
         os.kill(scene.pid, signal.SIGHUP)
         await until(lambda: have_read(scene))
+        assert len({line.split(" seat=")[1].split()[0] for line in lines_with(scene, HAS_READ)}) == NUM
         assert await statuses_of_a_large_body(scene) == {200}
 
 
@@ -125,7 +133,7 @@ async def statuses_of_a_large_body(scene: Scene) -> set[int]:
 
 
 async def have_read(scene: Scene) -> bool:
-    return num_lines(scene, "settings read anew changed=--max-body-bytes") == NUM
+    return num_lines(scene, HAS_READ) == NUM
 
 
 async def test_a_process_knows_what_others_have_placed() -> None:

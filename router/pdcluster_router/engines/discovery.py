@@ -28,7 +28,6 @@ from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.endpoint_slices import SliceCache
 from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.core.telemetry.scrub import scrub
-from pdcluster_router.settings.forms import Discovery
 from pdcluster_router.settings.router_settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -180,10 +179,8 @@ class EngineDiscovery:
         self._count_failure()
 
 
-def discovery_of(settings: Settings, tell: Tell, count_failure: Callable[[], None]) -> EngineDiscovery | None:
-    """The discovery that the settings ask for; None: settings or a file name the engines."""
-    if settings.discovery is not Discovery.KUBERNETES:
-        return None
+def kubernetes_discovery(settings: Settings, tell: Tell, count_failure: Callable[[], None]) -> EngineDiscovery:
+    """The discovery of settings whose ``discovery`` is ``KUBERNETES``."""
     assert settings.namespace is not None
     assert settings.cluster is not None
     assert settings.kube_api is not None

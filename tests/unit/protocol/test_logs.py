@@ -93,16 +93,16 @@ def test_a_process_logs_in_the_form_that_it_is_told(form: LogFormat, capsys: pyt
     before, level = root.handlers[:], root.level
     try:
         root.handlers.clear()
-        start_logging(form)
+        start_logging(form, seat=3)
         logging.getLogger("of.a.library").info("started port=%d", 7)
         told = capsys.readouterr().err
     finally:
         root.handlers[:] = before
         root.setLevel(level)
     if form is LogFormat.JSON:
-        assert json.loads(told)["port"] == 7
+        assert (json.loads(told)["port"], json.loads(told)["seat"]) == (7, 3)
     else:
-        assert told.endswith("INFO of.a.library started port=7\n")
+        assert told.endswith("INFO of.a.library seat=3 started port=7\n")
 
 
 def test_an_exceptions_text_cannot_look_like_a_line_of_ours() -> None:

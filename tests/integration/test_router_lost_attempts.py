@@ -9,6 +9,9 @@ import pytest
 from fakes.faults import Fault, Gate
 from fakes.router import COMPLETIONS, PROMPT, STREAM, attempts, lose, orders, outcome_of, running_rig, send, until
 from patience import PATIENCE_S
+from pdcluster_protocol.params import Reservation
+from pdcluster_router.requests.exchange import Exchange
+from pdcluster_router.requests.request import LARGE_BODY_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -92,6 +95,32 @@ async def test_nothing_is_lost_any_more_once_the_client_has_the_first_byte() -> 
         rig.decode.open_gate(Gate.SECOND_TOKEN)
         assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
         assert attempts(rig) == [1]
+
+
+async def test_of_a_long_reservation_a_digest_stays_while_the_answer_flows() -> None:
+    async with running_rig() as rig:
+        rig.decode.close_gate(Gate.SECOND_TOKEN)
+        client = await send(rig, STREAM | {"prompt": "a" * 2 * LARGE_BODY_BYTES})
+        await client.reader.readuntil(b"Hello")
+        seen = rig.decode.seen[0]
+        [transfer] = rig.router.services.transfers.values()
+        assert isinstance(transfer, Exchange)
+        await until(lambda: kept_blocks(transfer) == ((),))
+        other = {"remote_block_ids": [[9]]}
+        for changes, attempt, said in (
+            ({}, 0, ("ok", "fail", "")),  # As vLLM may post it once more.
+            ({}, 1, ("failed", "recompute", "decode's answer has begun already")),
+            (other, 0, ("failed", "fail", "this transfer has another reservation already")),
+            (other, 1, ("failed", "fail", "this transfer has another reservation already")),
+        ):
+            assert await outcome_of(await lose(rig, seen, attempt, **changes)) == said
+        rig.decode.open_gate(Gate.SECOND_TOKEN)
+        assert (await client.reader.readuntil(b"0\r\n\r\n")).count(b"data: ") == 4
+
+
+def kept_blocks(exchange: Exchange) -> tuple[tuple[int, ...], ...] | None:
+    kept = exchange.calls.reservation
+    return kept.remote_block_ids if isinstance(kept, Reservation) else None
 
 
 async def test_lost_attempts_end_with_the_last_reason_and_no_address_in_it() -> None:

@@ -348,9 +348,6 @@ class Exchange:
         else:
             self._no_kv(Event.NO_PREFILL_LEFT)  # All may have failed while another decode engine had the request.
 
-    def _reply_ok(self) -> None:
-        self.calls.reply(succeeded(self._pairing.attempt))
-
     # The end.
 
     def _answer_error(self) -> None:
@@ -379,7 +376,8 @@ class Exchange:
         del self._relay, self._attempts
 
     def _forget_body(self) -> None:
-        """Frees the memory of a large body: the request itself may last as long as its answer."""
+        """Frees the memory of a large body and its reservation: the request may last as long as its answer."""
+        self.calls.forget_blocks()
         self._request = self._decode.request = self._attempts.request = self._request.without_body()
 
 
@@ -392,7 +390,7 @@ _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.ABORT_PREFILL: lambda exchange: exchange._attempts.abort(),
     Command.START_DECODE: Exchange._start_decode,
     Command.ABORT_DECODE: lambda exchange: exchange._decode.leave(),
-    Command.REPLY_OK: Exchange._reply_ok,
+    Command.REPLY_OK: lambda exchange: exchange.calls.reply(succeeded(exchange._pairing.attempt)),
     Command.REPLY_FAILED: lambda exchange: exchange.calls.reply(exchange._verdict.outcome),
     Command.ANSWER_ERROR: Exchange._answer_error,
     Command.ANSWER_TIMEOUT: Exchange._answer_error,

@@ -19,6 +19,7 @@ that reports a lost attempt opens the decision again: this call and every later 
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
@@ -27,7 +28,7 @@ from pdcluster_protocol.ids import NO_ATTEMPT, TransferId
 from pdcluster_protocol.metaserver import SEAL_HEADER, Action, PrefillOutcome, encode_outcome, failed, succeeded
 from pdcluster_protocol.params import LocalPrefill
 from pdcluster_router.core.apis.openai_errors import prefill_failed
-from pdcluster_router.core.requests.dialect import FORBIDDEN, BadCall, Posted
+from pdcluster_router.core.requests.dialect import FORBIDDEN, BadCall, LayerwiseCall, Posted
 from pdcluster_router.core.requests.pairing import FIRST_ATTEMPT, Pairing, Phase
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.services import Services
@@ -87,19 +88,24 @@ def _refuse(services: Services, cycle: HotCycle, status: int, failure: Failure) 
 class ReservationCalls:
     """One transfer's reservation and the calls that wait for its outcome. Owned by the exchange."""
 
-    __slots__ = ("_on_lost", "_waiters", "outcome", "reservation")
+    __slots__ = ("_digest", "_on_lost", "_waiters", "outcome", "reservation")
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
         """``on_lost``: called when decode has hung up on every call before the outcome was known."""
         self.reservation: Posted | None = None
         self.outcome: PrefillOutcome | None = None
         """None: it is not known yet."""
+        self._digest = b""
         self._on_lost: Callable[[], None] | None = on_lost
         self._waiters: list[_OpenCall] = []
 
     def fits(self, reservation: Posted) -> bool:
         """Whether this is the transfer's first reservation, or the same again. Prefill would not fill other blocks."""
-        return self.reservation is None or _blocks_of(reservation) == _blocks_of(self.reservation)
+        if self.reservation is None:
+            return True
+        if self._digest:
+            return _digest_of(reservation) == self._digest
+        return _blocks_of(reservation) == _blocks_of(self.reservation)
 
     def join(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
         """The outcome if it is known; None: ``cycle`` waits for it. ``fits`` must hold."""
@@ -131,6 +137,13 @@ class ReservationCalls:
             if self._on_lost is not None:
                 self._on_lost()
 
+    def forget_blocks(self) -> None:
+        """No attempt can follow. Of the blocks and what prefill was told only a digest stays: a table of 100,000 tokens
+        takes 250 KB, and an answer may last for hours."""
+        if self.reservation is not None and not self._digest:
+            self._digest = _digest_of(self.reservation)
+            self.reservation = _without_blocks(self.reservation)
+
     def close(self) -> None:
         """The request is over: ``on_lost`` is not called any more."""
         self._on_lost = None
@@ -139,6 +152,17 @@ class ReservationCalls:
 def _blocks_of(reservation: Posted) -> Posted:
     """The part that stays the same when decode posts again: all but the lost attempt and the time that is left."""
     return msgspec.structs.replace(reservation, lost_attempt=NO_ATTEMPT, lost_reason="", deadline_ms=0)
+
+
+def _digest_of(reservation: Posted) -> bytes:
+    return blake2b(msgspec.msgpack.encode(_blocks_of(reservation)), digest_size=16).digest()
+
+
+def _without_blocks(reservation: Posted) -> Posted:
+    if isinstance(reservation, LayerwiseCall):
+        return msgspec.structs.replace(reservation, posted=b"")
+    no_blocks = ((),) * len(reservation.remote_block_ids)
+    return msgspec.structs.replace(reservation, remote_block_ids=no_blocks, token_ids=())
 
 
 class _OpenCall:

@@ -40,12 +40,14 @@ class Flow(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A router in one of its flows. ``module``: its Python module, or empty if ``program`` is set."""
+    """A router in one of its flows. ``module``: its Python module, or empty if ``program`` is set. ``flags``: more of
+    them, for ours."""
 
     name: str
     flow: Flow
     module: str = ""
     program: str = ""
+    flags: tuple[str, ...] = ()
 
     @property
     def is_here(self) -> bool:
@@ -109,7 +111,8 @@ def command(contender: Contender, engines: Sequence[str], ports: Sequence[int], 
     given = (("--prefill", engines[:half]), ("--decode", engines[half:]))
     roles = [word for flag, urls in given for url in urls for word in (flag, url)]
     if contender.name == OURS:
-        return [sys.executable, "-m", contender.module, *roles, "--port", port, "--internal-port", str(ports[1])]
+        own = [*roles, "--port", port, "--internal-port", str(ports[1]), *contender.flags]
+        return [sys.executable, "-m", contender.module, *own]
     common = ["--host", "127.0.0.1", "--port", port, "--prometheus-port", str(ports[1]), "--log-level", "error"]
     common += ["--policy", "round_robin"]
     if contender.flow is Flow.ONE_HOP:

@@ -16,8 +16,8 @@ from benchmarks.router import FakeEngines, Peer
 
 EVENT: Final = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" token"}]}\n\n'
 DONE: Final = b"data: [DONE]\n\n"
-NUM_EVENTS: Final = 100
-"""Ticks of an answer: events, and in the last one ``DONE``."""
+NUM_EVENTS: Final = 1000
+"""Ticks of an answer: events, and in the last one ``DONE``. So many that a request costs little beside its events."""
 _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 

@@ -1,6 +1,6 @@
 """Compares the costs of several routers, in turns in one run: CPU of a request and of an event, memory, added time.
 
-    .venv/bin/python -m benchmarks.router_peers [--rounds 3] [--seconds 4] [--engines 2] [--quick] [--write]
+    .venv/bin/python -m benchmarks.router_peers [--rounds 3] [--seconds 4] [--many 256] [--quick] [--write]
 
 The fake engines are one process, this process makes the load, and the kernel counts each router's CPU time. So neither
 engines nor load limit a figure: *requests/s of a core* is requests over the router's own CPU seconds. Requests at a
@@ -19,42 +19,28 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import httptools
 import uvloop
 from benchmarks.client import BenchmarkError
-from benchmarks.figures import format_table, ratios, write_page
+from benchmarks.figures import DOCS, format_table, ratios, write_page
 from benchmarks.places import free_port
 from benchmarks.router import ANSWER_BODY, LOCAL, PATH, Peer, cpu_seconds, load, request_bytes
 from benchmarks.router_contenders import CONTENDERS, OURS, SETUP, Contender, Flow, Running, running
+from benchmarks.router_gates import GATE_COLUMNS, Figures, rows_of_gates
+from benchmarks.router_plot import draw
 
 LARGE_TOKENS: Final = 100_000
 CHARS_PER_TOKEN: Final = 4
 NUM_STREAMS: Final = 200
 STREAM_INTERVAL_MS: Final = 20
 NUM_HELD: Final = 1000
+AT_ONCE: Final = 250
+"""Streams that are opened together: a thousand at once would also show what their prompts cost for a moment."""
 RATE_PER_S: Final = 100
 """The request rate of the time measurement: far below the capacity of each router."""
-
-
-@dataclass(slots=True)
-class Figures:
-    """Figures of one contender, with one value for each round."""
-
-    small_us: list[float] = field(default_factory=list)
-    """CPU of a request with a prompt of 1 KB, 64 connections."""
-    large_us: list[float] = field(default_factory=list)
-    """CPU of a request with 100,000 tokens of text, 8 connections."""
-    chunk_us: list[float] = field(default_factory=list)
-    """CPU of one event of a stream, 200 streams with one each 20 ms."""
-    held_mb: list[float] = field(default_factory=list)
-    """Resident memory with 1,000 open streams."""
-    added_p50_us: list[float] = field(default_factory=list)
-    added_p99_us: list[float] = field(default_factory=list)
-    """Time of an answer through the router, at a fixed rate, minus the time of an engine asked directly just before."""
 
 
 class StreamCount(asyncio.Protocol):
@@ -107,7 +93,8 @@ def closing(clients: Sequence[StreamCount]) -> Iterator[None]:
 
 
 async def open_streams(url: str, body: bytes, num: int) -> list[StreamCount]:
-    """Opens ``num`` streams, and returns when all have begun. Waits up to 60 s.
+    """Opens ``num`` streams, ``AT_ONCE`` of them together, and returns when all have begun. Waits up to 60 s for each
+    part of them.
 
     Raises:
         TimeoutError: Some stream has not begun by then.
@@ -115,10 +102,14 @@ async def open_streams(url: str, body: bytes, num: int) -> list[StreamCount]:
     host, _, port = url.removeprefix("http://").partition(":")
     loop = asyncio.get_running_loop()
     request = request_bytes(PATH, widened(body, stream=True))
-    clients = [(await loop.create_connection(lambda: StreamCount(request), host, int(port)))[1] for _ in range(num)]
-    async with asyncio.timeout(60):
-        while not all(client.has_begun for client in clients):
-            await asyncio.sleep(0.01)
+    clients: list[StreamCount] = []
+    while len(clients) < num:
+        for _ in range(min(AT_ONCE, num - len(clients))):
+            made = await loop.create_connection(lambda: StreamCount(request), host, int(port))
+            clients.append(made[1])
+        async with asyncio.timeout(60):
+            while not all(client.has_begun for client in clients[-AT_ONCE:]):
+                await asyncio.sleep(0.01)
     return clients
 
 
@@ -162,12 +153,18 @@ def resident_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+async def small_us(router: Running, seconds: float) -> float:
+    """CPU of a request with a prompt of 1 KB, after half a second of such requests."""
+    body, url = router.contender.body, router.url
+    await load(url, body, 64, 0.5)
+    return await cpu_of(router.pid, lambda: requests_of(url, body, 64, seconds))
+
+
 async def measure(router: Running, engine: str, seconds: float, figures: Figures) -> None:
     """One round of one contender."""
     body, url, pid = router.contender.body, router.url, router.pid
+    figures.small_us.append(await small_us(router, seconds))
     large = widened(body, prompt="word " * (LARGE_TOKENS * CHARS_PER_TOKEN // 5))
-    await load(url, body, 64, 0.5)
-    figures.small_us.append(await cpu_of(pid, lambda: requests_of(url, body, 64, seconds)))
     figures.large_us.append(await cpu_of(pid, lambda: requests_of(url, large, 8, seconds)))
     straight = await times_at_a_rate(engine, LOCAL, seconds)
     through = await times_at_a_rate(url, body, seconds)
@@ -183,11 +180,13 @@ async def measure(router: Running, engine: str, seconds: float, figures: Figures
         figures.held_mb.append(resident_mb(pid))
 
 
-def fake_engines(flow: Flow, num: int) -> tuple[subprocess.Popen[str], list[str]]:
+def fake_engines(
+    flow: Flow, num: int, interval_ms: int = STREAM_INTERVAL_MS
+) -> tuple[subprocess.Popen[str], list[str]]:
     """Starts the engines. Returns their process and URLs; in a flow with two roles, prefill's come first."""
     num_prefill = num // 2 if flow is Flow.PREFILL_DECODE else 0
     child = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.router_engines", str(num_prefill), str(num), str(STREAM_INTERVAL_MS)],
+        [sys.executable, "-m", "benchmarks.router_engines", str(num_prefill), str(num), str(interval_ms)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # sglang-router tries HTTP/2 first.
         text=True,
@@ -196,22 +195,38 @@ def fake_engines(flow: Flow, num: int) -> tuple[subprocess.Popen[str], list[str]
     return child, [child.stdout.readline().strip() for _ in range(num)]
 
 
+@contextmanager
+def beside_engines(
+    contender: Contender, num_engines: int, interval_ms: int = STREAM_INTERVAL_MS
+) -> Iterator[tuple[Running, str]]:
+    """The router and its engines answer until the block ends. Gives the router, and the last engine's URL.
+
+    Raises:
+        BenchmarkError: What is measured in the block fails: says of which router.
+    """
+    child, urls = fake_engines(contender.flow, num_engines, interval_ms)
+    with ExitStack() as stack:
+        stack.callback(child.wait)
+        stack.callback(child.kill)
+        router = stack.enter_context(running(contender, urls, (free_port(), free_port())))
+        try:
+            yield router, urls[-1]
+        except (BenchmarkError, TimeoutError) as error:
+            raise BenchmarkError(f"{contender.name}, {contender.flow.value}: {error or 'no answer'}") from error
+
+
 async def compare(
-    contenders: Sequence[Contender], num_engines: int, rounds: int, seconds: float
+    contenders: Sequence[Contender], num_engines: int, num_many: int, rounds: int, seconds: float
 ) -> dict[Contender, Figures]:
     """Measures each contender in each round. The order is reversed from round to round."""
     found = {contender: Figures() for contender in contenders}
     for number in range(rounds):
         for contender in contenders if number % 2 == 0 else contenders[::-1]:
-            child, urls = fake_engines(contender.flow, num_engines)
-            with ExitStack() as stack:
-                stack.callback(child.wait)
-                stack.callback(child.kill)
-                router = stack.enter_context(running(contender, urls, (free_port(), free_port())))
-                try:
-                    await measure(router, urls[-1], seconds, found[contender])
-                except (BenchmarkError, TimeoutError) as error:
-                    raise BenchmarkError(f"{contender.name}, {contender.flow.value}: {error or 'no answer'}") from error
+            with beside_engines(contender, num_engines) as (router, engine):
+                await measure(router, engine, seconds, found[contender])
+            if contender.name == OURS and num_many:
+                with beside_engines(contender, num_many) as (router, _):
+                    found[contender].many_us.append(await small_us(router, seconds))
     return found
 
 
@@ -230,9 +245,12 @@ COLUMNS: Final = (
 
 EXPLAINED: Final = """Fake engines answer at once.
 
+![Figures of all routers](router-peers.png)
+
 - *One hop*: the router relays a request to one engine. *P/D*: prefill and decode work on it, as each router does that.
 - *Requests/s of a core*: requests divided by the router's own CPU seconds; prompts of 1 KB, 64 connections.
 - *100,000 tokens*: 400 KB of text, 8 connections. *An event*: 200 streams have one every 20 ms.
+- *1,000 streams*: opened 250 at a time.
 - *Added*: time beyond the engine's own, at 100 requests/s. Less than nothing is the machine's noise.
 - *Beside ours*: requests/s of a core divided by ours of the same round, median (least..most)."""
 
@@ -265,6 +283,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0, help="for each of five measurements of a router")
     parser.add_argument("--engines", type=int, default=2, help="half of them are prefill's; at least 2")
+    parser.add_argument("--many", type=int, default=256, help="ours is also measured with so many; 0: it is not")
     parser.add_argument("--routers", nargs="+", default=sorted({c.name for c in CONTENDERS}), help="by name")
     parser.add_argument("--quick", action="store_true", help="one round of a second each")
     parser.add_argument("--write", action="store_true", help="write docs/router-peers.md")
@@ -275,15 +294,17 @@ def main() -> int:
     if missing := sorted({c.name for c in wanted if not c.is_here}):
         print(f"not here: {', '.join(missing)} (nginx: your distribution's; the others: {SETUP})")
     try:
-        found = uvloop.run(compare(here, given.engines, rounds, seconds))
+        found = uvloop.run(compare(here, given.engines, given.many, rounds, seconds))
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 1
     table = format_table(COLUMNS, rows_of(found))
-    print(table)
+    gates = format_table(GATE_COLUMNS, rows_of_gates(found, given.many))
+    print(table, gates, sep="\n\n")
     if given.write:
         words = f"{rounds} rounds of {seconds:g} s for each measurement, {given.engines} engines, medians."
-        write_page("router_peers", "Routers beside each other", f"{words} {EXPLAINED}\n\n{table}")
+        write_page("router_peers", "Routers beside each other", f"{words} {EXPLAINED}\n\n{table}\n\n## Gates\n{gates}")
+        draw(found, DOCS / "router-peers.png")
     return 0
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.router_contenders import CONTENDERS, Contender, Flow, command
-from benchmarks.router_peers import Figures, rows_of, widened
+from benchmarks.router_gates import Figures, gates_of
+from benchmarks.router_peers import rows_of, widened
 
 ENGINES = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3", "http://127.0.0.1:4"]
 
@@ -35,3 +36,25 @@ def test_a_row_has_requests_of_a_core_and_the_ratio_of_the_same_round() -> None:
         ("P/D", "pdcluster", "4,000", "2", "3.0", "4", "5", "6", "1.00 (1.00..1.00)"),
         ("P/D", "peer", "13,333", "2", "3.0", "4", "5", "6", "3.00 (2.00..4.00)"),
     ]
+
+
+PEERS = {"fast": Figures([80.0], [9.0], [30.0], [400.0], [600.0], [700.0]), "slow": Figures(*[[999.0]] * 6)}
+
+
+@pytest.mark.parametrize(
+    ("own", "failing"),
+    [
+        (Figures([60.0], [9.0], [30.0], [80.0], [600.0], [700.0], [63.0]), set()),
+        (Figures([62.0], [9.1], [30.0], [80.0], [600.0], [700.0], [64.0]), {"requests/s", "CPU of 100,000 tokens"}),
+        (Figures([60.0], [9.0], [31.0], [81.0], [600.0], [700.0], [64.0]), {"CPU of an event", "memory", "256"}),
+        (Figures([60.0], [9.0], [30.0], [80.0], [601.0], [701.0], []), {"added p50", "added p99"}),
+    ],
+)
+def test_each_gate_is_held_against_the_best_peer_or_its_own_limit(own: Figures, failing: set[str]) -> None:
+    found = {Contender(name, Flow.PREFILL_DECODE): figures for name, figures in PEERS.items()}
+    gates = list(gates_of({Contender("pdcluster", Flow.PREFILL_DECODE): own} | found, 256))
+    assert len(gates) == 6 + bool(own.many_us)
+    open_ones = [gate for gate in gates if not gate.holds]
+    assert len(open_ones) == len(failing)
+    assert all(any(word in gate.name for gate in open_ones) for word in failing)
+    assert not any("slow" in gate.wanted for gate in gates)

@@ -109,26 +109,43 @@ def require_openai_error(error: Exception | None) -> str:
 
 
 def stopped_in_the_middle(pool: Pool, begin: Callable[[], Client]) -> Client:
-    """A client whose prompt prefill has begun, and stands still in. ``begin`` makes it and asks for ``LONG``.
+    """As ``stopped_one``, where there is one prefill engine."""
+    return stopped_one(pool, begin)[0]
+
+
+def stopped_one(pool: Pool, begin: Callable[[], Client]) -> tuple[Client, Server]:
+    """A client whose prompt a prefill engine has begun, and this engine, which stands still in it. ``begin`` makes the
+    client and asks for ``LONG``.
 
     A prompt that was over before this process saw it begin, having had no core meanwhile, is asked for anew.
     """
-    prefill = pool.prefill[0]
     for _ in range(20):
-        num_pushed = len(prefill.read_trace("push"))
+        pushed = {engine.name: len(engine.read_trace("push")) for engine in pool.prefill}
         client = begin()
-        if _is_stopped_in_the_middle(prefill, client, num_pushed):
-            return client
-        signal_all(prefill, signal.SIGCONT)
+        for engine in _busy_ones(pool.prefill, client):
+            signal_all(engine, signal.SIGSTOP)
+            if client.is_alive() and len(engine.read_trace("push")) == pushed[engine.name]:
+                return client, engine
+            signal_all(engine, signal.SIGCONT)
         client.join(PATIENCE_S)
-        prefill.read_trace("push", num_pushed + 1)
+        assert eventually(lambda: _num_pushed(pool) == sum(pushed.values()) + 1)  # noqa: B023  # called at once
     raise AssertionError("prefill was never seen in the middle of a prompt")
 
 
-def _is_stopped_in_the_middle(prefill: Server, client: Asking, num_pushed: int) -> bool:
-    assert eventually(lambda: metric(prefill.url, "vllm:num_requests_running") > 0 or not client.is_alive())
-    signal_all(prefill, signal.SIGSTOP)
-    return client.is_alive() and len(prefill.read_trace("push")) == num_pushed
+def _busy_ones(engines: tuple[Server, ...], client: Asking) -> list[Server]:
+    """Those that compute; none: the client has its answer already."""
+    busy: list[Server] = []
+
+    def is_seen() -> bool:
+        busy[:] = [engine for engine in engines if metric(engine.url, "vllm:num_requests_running") > 0]
+        return bool(busy) or not client.is_alive()
+
+    assert eventually(is_seen)
+    return busy
+
+
+def _num_pushed(pool: Pool) -> int:
+    return sum(len(engine.read_trace("push")) for engine in pool.prefill)
 
 
 def signal_all(engine: Server, number: signal.Signals) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import time
@@ -17,7 +16,15 @@ import pytest
 
 from integration.harness import Harness, Pool, Server, blocks_in_use, complete, eventually, metric
 from integration.prompts import LONG, PROMPT
-from integration.test_failures import QUICK, SMALL_CHUNKS, Asking, require_openai_error
+from integration.test_failures import (
+    QUICK,
+    SMALL_CHUNKS,
+    Asking,
+    require_openai_error,
+    signal_all,
+    stopped_in_the_middle,
+    stopped_one,
+)
 from patience import PATIENCE_S
 
 pytestmark = pytest.mark.engines
@@ -56,16 +63,20 @@ def require_discreet_logs(pool: Pool) -> None:
                 assert str(PROMPT[:3])[1:-1] not in line, line
 
 
-def busy_one(engines: tuple[Server, ...], gauge: str = "vllm:num_requests_running") -> Server:
-    """The engine that computes the request, or has it by another gauge; waits for it."""
-    busy: list[Server] = []
+def waiting_one(engines: tuple[Server, ...]) -> Server:
+    """The engine in which a request waits for its KV."""
+    waiting: list[Server] = []
 
     def is_there() -> bool:
-        busy[:] = [engine for engine in engines if metric(engine.url, gauge) > 0]
-        return bool(busy)
+        waiting[:] = [engine for engine in engines if metric(engine.url, "vllm:num_requests_waiting") > 0]
+        return bool(waiting)
 
     assert eventually(is_there)
-    return busy[0]
+    return waiting[0]
+
+
+def outcomes_of_second_attempts(engine: Server) -> list[str]:
+    return [push["outcome"] for push in engine.read_trace("push") if push["attempt"] == 2]
 
 
 def failures(engine: Server, kind: str) -> float:
@@ -77,16 +88,17 @@ def test_a_prefill_engine_killed_in_the_middle_is_replaced_by_another_with_the_s
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:
     with pool_of(harness, 2, 1) as pool:
-        asking = Asking(pool, LONG)
-        victim = busy_one(pool.prefill)
-        victim.handle.signal(signal.SIGKILL)
+        asking, victim = stopped_one(pool, lambda: Asking(pool, LONG))
+        num_received = len(pool.decode[0].read_trace("receive"))
+        signal_all(victim, signal.SIGKILL)
         asking.join(PATIENCE_S)
         assert asking.answer == expected[len(LONG)], asking.error
-        (received,) = pool.decode[0].read_trace("receive", 1)
+        *_, received = pool.decode[0].read_trace("receive", num_received + 1)
         assert received["outcome"] == "received"
         other = next(engine for engine in pool.prefill if engine is not victim)
-        (pushed,) = other.read_trace("push", 1)
-        assert (pushed["attempt"], pushed["outcome"]) == (2, "done")
+        assert eventually(
+            lambda: [push["outcome"] for push in other.read_trace("push") if push["attempt"] == 2] == ["done"]
+        )
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
 
@@ -95,15 +107,13 @@ def test_a_prefill_engine_that_stops_in_the_middle_loses_its_lease_and_is_replac
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:
     with pool_of(harness, 2, 1, chunk=16, changes={"lease_s": 3.0}) as pool:
-        asking = Asking(pool, LONG)
-        victim = busy_one(pool.prefill)
-        os.killpg(victim.handle.pid, signal.SIGSTOP)
+        asking, victim = stopped_one(pool, lambda: Asking(pool, LONG))
         try:
             asking.join(PATIENCE_S)
             assert asking.answer == expected[len(LONG)], asking.error
             assert eventually(lambda: failures(pool.decode[0], "attempt_lost") == 1)
         finally:
-            os.killpg(victim.handle.pid, signal.SIGCONT)
+            signal_all(victim, signal.SIGCONT)
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)
         assert complete(pool.url, PROMPT, 16).token_ids == expected[len(PROMPT)]
 
@@ -142,10 +152,10 @@ def test_a_decode_engine_killed_before_its_first_byte_is_replaced_by_another(
     harness: Harness, expected: dict[int, tuple[int, ...]]
 ) -> None:
     with pool_of(harness, 1, 2) as pool:
-        asking = Asking(pool, LONG)
-        busy_one(pool.prefill)
-        victim = busy_one(pool.decode, "vllm:num_requests_waiting")
-        victim.handle.signal(signal.SIGKILL)
+        asking = stopped_in_the_middle(pool, lambda: Asking(pool, LONG))
+        asked = waiting_one(pool.decode)
+        asked.handle.signal(signal.SIGKILL)
+        signal_all(pool.prefill[0], signal.SIGCONT)
         asking.join(PATIENCE_S)
         assert asking.answer == expected[len(LONG)], asking.error
         assert eventually(lambda: blocks_in_use(*pool.prefill) == 0)
@@ -188,9 +198,9 @@ def test_a_metaserver_that_decode_cannot_reach_ends_the_wait_at_once(
 
 def test_a_router_that_dies_leaves_nothing_behind_on_either_engine(harness: Harness) -> None:
     with pool_of(harness, 1, 1) as pool:
-        asking = Asking(pool, LONG)
-        busy_one(pool.prefill)
+        asking = stopped_in_the_middle(pool, lambda: Asking(pool, LONG))
         pool.router.handle.signal(signal.SIGKILL)
+        signal_all(pool.prefill[0], signal.SIGCONT)
         asking.join(PATIENCE_S)
         assert isinstance(asking.error, (HTTPException, OSError))
         assert eventually(lambda: blocks_in_use(*pool.engines) == 0)

@@ -307,7 +307,7 @@ def _sample_of(engine: Engine) -> EngineSample:
 
 def _discovery_of(settings: Settings, tell: Tell, count_failure: Callable[[], None]) -> EngineDiscovery | None:
     """The discovery that the settings ask for; None: settings or a file name the engines. Imported only where it is
-    asked for: its client of the API server, aiohttp, costs 7 MB and 0.2 s of CPU."""
+    asked for: its client of the API server, aiohttp, costs 9 MB and 0.2 s of CPU."""
     if settings.discovery is not Discovery.KUBERNETES:
         return None
     from pdcluster_router.engines.discovery import kubernetes_discovery

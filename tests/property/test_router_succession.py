@@ -142,7 +142,7 @@ class Processes(RuleBasedStateMachine):
     @invariant()
     def seats_are_few(self) -> None:
         assert len(self.place_of) <= SEATS_PER_PLACE * self.succession.num_places
-        assert sorted(self.succession.seats()) == sorted(self.place_of)
+        assert sorted(self.succession._by_seat) == sorted(self.place_of)
 
     @invariant()
     def all_are_told_to_stop(self) -> None:

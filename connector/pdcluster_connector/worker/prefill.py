@@ -219,8 +219,8 @@ class PrefillWorker:
         return self._ranks_of[key]
 
     def _lanes_for(self, part: PushSlice) -> tuple[Lane, ...]:
-        """Those that are there or could be made: this process may have no descriptor or thread left. The next request
-        tries again; an exception would end the engine with all its requests."""
+        """The lanes that exist or can be made. Where descriptors or threads are used up, the next request tries again:
+        an exception would end the engine with all its requests."""
         lanes: list[Lane] = []
         problem = ""
         for rank in self._decode_ranks(part.target):

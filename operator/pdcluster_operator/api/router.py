@@ -156,9 +156,8 @@ class RouterSpec(ApiModel):
     """Whether routers write one JSON line for each request that has ended to their containers' stdout. Default false: a
     line has 700 bytes, which is 60 GB a day at 1,000 requests a second."""
     proxies: RouterProxies | None = None
-    """The proxies between clients and routers that are believed who a client is. Default: none; then the access log
-    names the last one of them.
-    """
+    """Proxies whose word about a client's address is believed. Default: none; the access log then names the last
+    proxy."""
     picker: RouterPicker | None = None
     """Gateways of the Gateway API Inference Extension, which ask port 9002 of the Service NAME-router-internal. With
     spec.tls decode engines answer only those who show a certificate of its Secret's authority, and an InferencePool

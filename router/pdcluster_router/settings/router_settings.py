@@ -105,7 +105,7 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     then speaks TLS 1.2 and 1.3 only; the internal one has a certificate of its own. None: plain HTTP, for a gateway
     with TLS, or one machine."""
     tls_key: Path | None = None
-    """PEM file with the private key of ``tls_cert``, without a password. None: as there."""
+    """PEM file with the private key of ``tls_cert``, without a password. None: as ``tls_cert``."""
     tls_interval_s: float = Field(default=3.0, gt=0, le=3600)
     """Seconds between two looks at the files of certificates, keys and authorities. 3: as ``api_key_interval_s``; a
     renewed certificate has days, but one that was revoked shall go."""
@@ -126,7 +126,7 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     """PEM file with the certificate for engines that ask for one (mTLS), followed by the intermediate certificates. All
     engines must then be https. None: engines are shown none."""
     engine_key: Path | None = None
-    """PEM file with the private key of ``engine_cert``, without a password. None: as there."""
+    """PEM file with the private key of ``engine_cert``, without a password. None: as ``engine_cert``."""
     engine_tls_name: DnsName | None = None
     """The name that the certificate of every engine must have, and that engines are asked for (SNI). For pods, whose
     certificates name a service and not their addresses. All engines must then be https. None: the host of each
@@ -135,7 +135,7 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     """As ``tls_cert``, for the internal port: engines, operator and monitoring then ask it by https. None: plain HTTP,
     for a network that only they can reach."""
     internal_tls_key: Path | None = None
-    """PEM file with the private key of ``internal_tls_cert``, without a password. None: as there."""
+    """PEM file with the private key of ``internal_tls_cert``, without a password. None: as that one."""
     internal_client_ca: Path | None = None
     """PEM file with the authorities by whose certificates all that call the internal port must show who they are
     (mTLS). None: no caller is asked; engines' calls have their seals, verifications their pass."""
@@ -156,9 +156,9 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     four times in it. 120: decode may preempt a request and compute its prompt again, which is seconds; engines and
     clients that are silent for minutes have stopped."""
     keep_alive_s: float = Field(default=15.0, ge=0, le=3600)
-    """Seconds after which a stream that brings nothing gets a comment, which clients ignore, so that nothing between
-    them and here cuts it off while it waits for room, for prefill, or between two tokens. From the first one on an
-    error comes in the stream, not as a status. 0: none. 15: what the standard of event streams advises; proxies cut
+    """Seconds of silence after which a stream gets a comment, which clients ignore, so that no proxy cuts it off while
+    it waits for room, for prefill, or between two tokens. After the first comment an error comes in the stream, not
+    as a status. 0: no comments. 15: what the standard of event streams advises; proxies cut
     after 30 s at the earliest, and what fails at once still has its status."""
     prefill_timeout_s: float = Field(default=300.0, gt=0, le=86400)
     """Seconds for the answer of one prefill attempt, within the time until the first byte. Half of that, so that

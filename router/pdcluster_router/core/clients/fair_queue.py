@@ -174,9 +174,9 @@ class FairQueue(Generic[Waiter]):
                 heappush(entries, (line.flow.priority, tag, number, after, line, rest))
 
     def displaced_by(self, flow: KeyFlow) -> Waiter | None:
-        """The request that gives its place to a new one of ``flow`` when no place is left: the newest one of the flow
-        with the most places by weight. No flow gives its only place, and a flow without a place gets one: by weight
-        alone, a flow of weight 1 would have none beside one of weight 100. None: no request gives its place. Costs a
+        """The request that makes room for a new one of ``flow`` in a full queue: the newest of the flow with the most
+        places by weight. No flow gives its only place, and a flow without a place gets one: by weight
+        alone, a flow of weight 1 would have none beside one of weight 100. None: no request makes room. Costs a
         look at each flow that waits.
         """
         own = self._lines.get(flow.name)

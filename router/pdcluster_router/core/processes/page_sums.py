@@ -62,7 +62,7 @@ def _sums(some: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def _discovery(all_: Sequence[DiscoveryStatus]) -> DiscoveryStatus:
-    """The first one, or one that does not get changes."""
+    """That of a process that does not get changes, if there is one; else the first."""
     return next((one for one in all_ if one.is_current is False), all_[0])
 
 

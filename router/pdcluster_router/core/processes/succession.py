@@ -143,10 +143,6 @@ class Succession:
     def is_ending(self) -> bool:
         return self._status is not None
 
-    def seats(self) -> list[int]:
-        """The seats of all processes that have not ended. For tests."""
-        return list(self._by_seat)
-
     def begin(self, *, now: float) -> list[ProcessCommand]:
         """The first commands."""
         return [self._start(place.number, now=now) for place in self._places]

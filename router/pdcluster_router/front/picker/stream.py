@@ -105,8 +105,8 @@ class PickerStream:
                 self.fail(body_too_large(most))
 
     async def next_reply(self) -> GatewayReply | None:
-        """The reply that the gateway gets next; None: the stream is over. May wait: for what follows, and for how long,
-        the request's own deadlines say."""
+        """The reply that the gateway gets next; None: the stream is over. May wait; the request's own deadlines
+        bound it."""
         reply = await self._replies.take()
         if self._is_paused and not self._replies.is_full:
             self._is_paused = False

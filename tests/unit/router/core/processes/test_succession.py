@@ -113,7 +113,7 @@ def test_a_successor_that_cannot_start_leaves_its_predecessor_and_the_other_plac
     succession.renew(now=1.0)
     assert succession.ended(2, 2, now=2.0) == [RenewalEnded(2)]
     assert succession.next_at() is None
-    assert succession.seats() == [0, 1]
+    assert list(succession._by_seat) == [0, 1]
     assert succession.renew(now=3.0) == [StartProcess(0, 2)]
 
 

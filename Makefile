@@ -22,10 +22,10 @@ run: install  ## a prefill engine, a decode engine and the router; one question;
 	@$(BIN)/pdcluster local --port $(PORT) $(ARGS)
 
 check: install  ## the fast part: format, lint, types, layers, unit and property tests
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 check-laws check-parts check-connector check-style
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 check-parts check-router check-laws check-connector check-style
 
 # Three at a time on two cores, since tests of the parts wait for processes. Only check-connector imports vLLM, 14 s of CPU: pytest's own workers would do so each.
-.PHONY: check-style check-laws check-connector check-parts
+.PHONY: check-style check-laws check-connector check-router check-parts
 BRIEF_TESTS = PDCLUSTER_FEW_EXAMPLES=1 $(BIN)/python -m pytest -q -m "not slow and not long"
 WITH_VLLM = tests/unit/connector tests/unit/benchmarks tests/unit/test_examples.py
 
@@ -41,8 +41,11 @@ check-laws:
 check-connector:
 	$(BRIEF_TESTS) $(WITH_VLLM)
 
+check-router:
+	$(BRIEF_TESTS) tests/unit/router
+
 check-parts:
-	$(BRIEF_TESTS) tests/unit $(addprefix --ignore=,$(WITH_VLLM))
+	$(BRIEF_TESTS) tests/unit $(addprefix --ignore=,$(WITH_VLLM) tests/unit/router)
 
 # The linters beside the tests: their one core would leave the other idle for a minute, and they end long before.
 test: kube  ## check, and tests of all parts, also with real engines: when a piece of work is done

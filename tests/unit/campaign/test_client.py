@@ -51,7 +51,7 @@ def told(seen: Observed) -> tuple[str, int | None, bytes]:
     ("sent", "leave", "give_up_s", "expected"),
     [
         (b"", None, 0.05, ("hung", None, b"")),
-        (BEGINS, None, 8.0, ("hung", 200, EVENT)),
+        pytest.param(BEGINS, None, 8.0, ("hung", 200, EVENT), marks=pytest.mark.long),
         (BEGINS, Leave(after_s=0.0), 9, ("left", None, b"")),
         (BEGINS, Leave(after_bytes=1, is_reset=True), 9, ("left", 200, EVENT)),
         (STREAM + b"2\r\nok\r\n0\r\n\r\n", None, 9, ("whole", 200, b"ok")),

@@ -56,7 +56,7 @@ class StreamCount(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        self.has_begun = True
+        self.has_begun = True  # Also with an error: then it has no event.
         self.num_events += data.count(b"data: ")
         if data.endswith(b"0\r\n\r\n"):
             self.transport.write(self._request)
@@ -83,13 +83,17 @@ async def requests_of(url: str, body: bytes, num_connections: int, seconds: floa
     return (await load(url, body, num_connections, seconds)).num_requests
 
 
+def abort(clients: Sequence[StreamCount]) -> None:
+    for client in clients:
+        client.transport.abort()
+
+
 @contextmanager
 def closing(clients: Sequence[StreamCount]) -> Iterator[None]:
     try:
         yield
     finally:
-        for client in clients:
-            client.transport.abort()
+        abort(clients)
 
 
 async def open_streams(url: str, body: bytes, num: int) -> list[StreamCount]:
@@ -103,13 +107,16 @@ async def open_streams(url: str, body: bytes, num: int) -> list[StreamCount]:
     loop = asyncio.get_running_loop()
     request = request_bytes(PATH, widened(body, stream=True))
     clients: list[StreamCount] = []
-    while len(clients) < num:
-        for _ in range(min(AT_ONCE, num - len(clients))):
-            made = await loop.create_connection(lambda: StreamCount(request), host, int(port))
-            clients.append(made[1])
-        async with asyncio.timeout(60):
-            while not all(client.has_begun for client in clients[-AT_ONCE:]):
-                await asyncio.sleep(0.01)
+    with ExitStack() as stack:
+        stack.callback(abort, clients)
+        while len(clients) < num:
+            for _ in range(min(AT_ONCE, num - len(clients))):
+                made = await loop.create_connection(lambda: StreamCount(request), host, int(port))
+                clients.append(made[1])
+            async with asyncio.timeout(60):
+                while not all(client.has_begun for client in clients[-AT_ONCE:]):
+                    await asyncio.sleep(0.01)
+        stack.pop_all()
     return clients
 
 
@@ -177,6 +184,8 @@ async def measure(router: Running, engine: str, seconds: float, figures: Figures
     held = await open_streams(url, body, NUM_HELD)
     with closing(held):
         await asyncio.sleep(1)
+        if num_refused := sum(not stream.num_events for stream in held):
+            raise BenchmarkError(f"{num_refused} of {NUM_HELD} streams have no event")
         figures.held_mb.append(resident_mb(pid))
 
 

@@ -128,7 +128,7 @@ def stopped_one(pool: Pool, begin: Callable[[], Client]) -> tuple[Client, Server
                 return client, engine
             signal_all(engine, signal.SIGCONT)
         client.join(PATIENCE_S)
-        assert eventually(lambda: _num_pushed(pool) == sum(pushed.values()) + 1)  # noqa: B023  # called at once
+        assert eventually(lambda: _num_pushed(pool) > sum(pushed.values()))  # noqa: B023  # called at once
     raise AssertionError("prefill was never seen in the middle of a prompt")
 
 

@@ -96,9 +96,7 @@ def test_a_prefill_engine_killed_in_the_middle_is_replaced_by_another_with_the_s
         *_, received = pool.decode[0].read_trace("receive", num_received + 1)
         assert received["outcome"] == "received"
         other = next(engine for engine in pool.prefill if engine is not victim)
-        assert eventually(
-            lambda: [push["outcome"] for push in other.read_trace("push") if push["attempt"] == 2] == ["done"]
-        )
+        assert eventually(lambda: outcomes_of_second_attempts(other) == ["done"])
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+from cryptography.x509.oid import PublicKeyAlgorithmOID
 
 _CURVES: Final = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
 """Curves by the names that cryptography has for them."""
@@ -21,9 +22,12 @@ def key_kind_of(pem: str) -> tuple[str, int]:
     ``("ECDSA with P-256", 0)``, ``("RSA", 2048)``, ``("Ed25519", 0)``, ``("an unknown kind", 0)``.
     """
     try:
-        key = x509.load_pem_x509_certificate(pem.encode()).public_key()
-    except (ValueError, UnsupportedAlgorithm):
+        certificate = x509.load_pem_x509_certificate(pem.encode())
+        key = certificate.public_key()
+    except (ValueError, x509.InvalidVersion, UnsupportedAlgorithm):
         return "an unknown kind", 0
+    if certificate.public_key_algorithm_oid == PublicKeyAlgorithmOID.RSASSA_PSS:
+        return "RSA for PSS alone", 0
     if isinstance(key, rsa.RSAPublicKey):
         return "RSA", key.key_size
     if isinstance(key, ec.EllipticCurvePublicKey):

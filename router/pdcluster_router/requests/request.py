@@ -22,7 +22,8 @@ TurnsAhead: TypeAlias = tuple[Role, int, int, str]
 """Turns in the queue for engines of this role: the first turn in its ``TurnLog``, and the turn after the last. Then the
 queue's base model; empty: the shared one."""
 LARGE_BODY_BYTES: Final = 4 << 10
-"""A longer body is forgotten once it will not be sent again. That takes 1 us; the scan of so many bytes took 5 us."""
+"""A longer body is forgotten once it will not be sent again. That takes 1 us, and 2 us for its reservation; the scan
+of so many bytes took 5 us."""
 
 
 class ClientRequest(RequestFacts, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from fakes.certificates import KINDS, Authority
 from pdcluster_router.files.public_key import key_kind_of
+
+END = "-----END CERTIFICATE-----\n"
 
 
 @pytest.fixture
@@ -32,6 +35,23 @@ def test_rsa_says_its_bits(bits: int, authority: Authority) -> None:
 def test_what_is_no_certificate_has_no_kind(body: str) -> None:
     pem = f"-----BEGIN CERTIFICATE-----\n{body}\n-----END CERTIFICATE-----\n"
     assert key_kind_of(pem) == ("an unknown kind", 0)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "kind"),
+    [
+        # OpenSSL's own reader takes both.
+        ("a003020102", "a003020103", ("an unknown kind", 0)),  # a version that no certificate has
+        ("300d06092a864886f70d0101010500", "300d06092a864886f70d01010a3000", ("RSA for PSS alone", 0)),
+    ],
+)
+def test_what_few_certificates_have_is_no_surprise(
+    was: str, now: str, kind: tuple[str, int], authority: Authority
+) -> None:
+    der = ssl.PEM_cert_to_DER_cert(authority.issue(key=KINDS["RSA"]()).pem.decode().partition("-----END")[0] + END)
+    changed = der.replace(bytes.fromhex(was), bytes.fromhex(now), 1)
+    assert changed != der
+    assert key_kind_of(ssl.DER_cert_to_PEM_cert(changed)) == kind
 
 
 def test_an_empty_text_has_no_kind() -> None:

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.router_held [--streams 10000] [--processes 4] [--interval-ms 2000] [--seconds 20]
 
 The fake engines are one process, and this one has the clients. Each needs a descriptor for each stream, and each of the
-router's processes about five for a client: docs/operations.md, "Limits of a router". All share the machine's cores.
+router's processes about five for a client: docs/operations.md, "What clients may take". All share the machine's cores.
 """
 
 from __future__ import annotations

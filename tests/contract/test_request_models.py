@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 import pytest
+from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
@@ -51,6 +52,20 @@ ODD: Final = ["2.0", '"2"', '"1"', "true", "false", '"true"', '"yes"', '"on"', '
 ODDER: Final = ["null", "2", "20e-1", '"2.0"', "123456789012345678901234567890", "[]", "{}", '""', "[2]", "1.5"]
 PROMPTS: Final = ['"a"', '["a"]', '["a","b"]', "[1,2]", "[[1,2]]", "[[1],[2]]", '[1,"2"]', '["1","2"]', "[true,false]"]
 ODD_PROMPTS: Final = ["[1.0,2]", "[\n1\t,2]", "[]", "null", '""', "7", "{}", "[null]", '["a",1]', "[[],[]]"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "value", [*(one for one in ODD + ODDER if one != "1e0"), '"True"', '"YES"', '"Y"', '"off"', '"n"']
+)
+def test_a_stream_is_what_vllm_takes_for_one(model: Model, value: str) -> None:
+    asked = '"prompt":"a"' if model is CompletionRequest else '"messages":[{"role":"user","content":"a"}]'
+    body = f'{{"model":"m",{asked},"stream":{value}}}'
+    try:
+        streams = bool(model.model_validate_json(body).stream)
+    except ValidationError:
+        return  # Decode refuses it.
+    assert parse_body(body.encode()).is_stream is streams
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -14,7 +14,7 @@ PATIENT = ("--probe-timeout", str(EDGE_S))
 @pytest.mark.parametrize(
     "attack", ["c2", "jb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("t6", "pipe", "meta", "idle"))]
 )
-def test_one_clients_attack_costs_others_nothing(attack: str) -> None:
+def test_one_clients_attack_breaks_no_stream_of_others_and_takes_little_memory(attack: str) -> None:
     figures = measure(attack, num_streams=100, flags=PATIENT)
     assert figures.growth_bytes < 50 * MB
     assert (figures.num_broken, figures.num_unhealthy) == (0, 0)

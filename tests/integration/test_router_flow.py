@@ -119,7 +119,16 @@ async def test_both_engines_get_the_clients_headers_and_one_request_id(rig: Rig)
 
 
 @pytest.mark.parametrize(
-    "name", ["accept-encoding", "keep-alive", "te", "proxy-authorization", "proxy-connection", "x-request-timeout"]
+    "name",
+    [
+        "accept-encoding",
+        "keep-alive",
+        "te",
+        "proxy-authorization",
+        "proxy-connection",
+        "x-request-timeout",
+        "x-data-parallel-rank",
+    ],
 )
 async def test_what_a_client_tells_the_router_alone_reaches_no_engine(rig: Rig, name: str) -> None:
     """With accept-encoding an engine could compress: the router reads the first event of a stream."""

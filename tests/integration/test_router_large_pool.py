@@ -1,4 +1,4 @@
-"""What a request costs does not grow with the number of engines."""
+"""What a request costs does not grow in step with the number of engines; `benchmarks.router_peers` has the figure."""
 
 from __future__ import annotations
 

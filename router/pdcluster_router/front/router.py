@@ -26,7 +26,14 @@ from pdcluster_router.core.apis.openai_errors import (
     no_room,
     stopped,
 )
-from pdcluster_router.core.apis.request_head import ADDRESS_HEADERS, ID_HEADER, Headers, RequestHead, request_id_in
+from pdcluster_router.core.apis.request_head import (
+    ADDRESS_HEADERS,
+    ID_HEADER,
+    PER_CONNECTION,
+    Headers,
+    RequestHead,
+    request_id_in,
+)
 from pdcluster_router.core.apis.rewrite import BadBody, ClientBody
 from pdcluster_router.core.apis.trace_context import TRACE_HEADER, remains_of, trace_id_in
 from pdcluster_router.core.clients.api_keys import KEY_HEADERS
@@ -82,17 +89,8 @@ NOT_FORWARDED: Final = frozenset(
         *KEY_HEADERS,  # ``Access`` chooses the key that engines get.
         *ADDRESS_HEADERS,  # Engines need none. vLLM's server would log a made-up address: it believes loopback.
         b"accept-encoding",  # The first event of a stream must be readable; vLLM compresses nothing anyway.
-        b"connection",
-        b"content-length",
-        b"expect",
-        b"host",
-        b"keep-alive",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
+        *PER_CONNECTION,
+        b"x-data-parallel-rank",  # vLLM's, of one engine. Clients know none; prefill and decode may have other ranks.
         ID_HEADER,
         TIMEOUT_HEADER,
     )

@@ -18,7 +18,7 @@ import msgspec
 
 from pdcluster_protocol.errors import NO_JSON
 from pdcluster_router.core.apis.estimate import estimate_prompt_tokens
-from pdcluster_router.core.apis.rewrite import ABSENT, BadBody, Bytes, ClientBody, Said, count_in, scanned
+from pdcluster_router.core.apis.rewrite import ABSENT, TRUE_FORMS, BadBody, Bytes, ClientBody, Said, count_in, scanned
 from pdcluster_router.core.apis.sse import ErrorWatch, first_event_end
 
 MAX_ANSWER_BYTES: Final = 64 << 20
@@ -84,7 +84,7 @@ def parse_messages(raw: Bytes) -> MessagesBody:
     ours = [b'"ec_transfer_params":null'] if said.ec_transfer_params is not ABSENT else []
     if _names_a_tool(said.tool_choice):
         ours.append(_ANY_TOOL)
-    is_stream, num_tokens = bytes(said.stream) == b"true", estimate_prompt_tokens(raw)
+    is_stream, num_tokens = bytes(said.stream) in TRUE_FORMS, estimate_prompt_tokens(raw)
     return MessagesBody(raw, begin, raw.rindex(b"}"), said, is_stream, num_tokens, said.model, b"", tuple(ours))
 
 

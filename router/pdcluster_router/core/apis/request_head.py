@@ -37,6 +37,20 @@ ADDRESS_HEADERS: Final = frozenset(
 )
 """Headers in which proxies tell a client's address. A client cannot remove one by naming it in ``Connection``. Engines
 get none of them."""
+PER_CONNECTION: Final = (
+    b"connection",
+    b"content-length",
+    b"expect",
+    b"host",
+    b"keep-alive",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"upgrade",
+)
+"""Headers that concern one connection alone (RFC 9110, 7.6.1, 10.1.1 and 11.7), or are written anew for each."""
 _KEPT_OPTIONS: Final = frozenset((b"keep-alive", b"close", b"", *ADDRESS_HEADERS))
 
 

@@ -89,6 +89,11 @@ each of them is absent, null, or one of the values here, or if ``parts.py`` take
 spellings for the same number (``2.0``, ``"2"``, ``true``). For any other value decode computes the prompt itself, so
 the answer is right."""
 
+_TRUE_WORDS: Final = (b"true", b"1", b"on", b"t", b"y", b"yes")
+TRUE_FORMS: Final = frozenset(
+    (b"true", b"1", b"1.0", *(b'"%b"' % form for word in _TRUE_WORDS for form in (word, word.upper(), word.title())))
+)
+"""JSON values that vLLM takes for true (pydantic's lax mode), but for words like "tRUE" and numbers like 1e0."""
 _ONE_TOKEN: Final = b'"stream":false,"max_tokens":1,"min_tokens":1,"n":1'
 _NEUTRAL: Final[dict[str, bytes]] = {
     "best_of": b'"best_of":null',
@@ -246,7 +251,7 @@ def parse_body(raw: Bytes) -> ClientBody:
     """
     begin, said = scanned(raw, _SAID)
     num_tokens = estimate_prompt_tokens(raw) if said.prompt is ABSENT else tokens_of_text(len(raw))
-    return ClientBody(raw, begin, raw.rindex(b"}"), said, bytes(said.stream) == b"true", num_tokens, said.model, b"")
+    return ClientBody(raw, begin, raw.rindex(b"}"), said, bytes(said.stream) in TRUE_FORMS, num_tokens, said.model, b"")
 
 
 def scanned(raw: Bytes, decoder: msgspec.json.Decoder[S]) -> tuple[int, S]:

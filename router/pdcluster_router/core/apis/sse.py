@@ -93,6 +93,10 @@ def first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[i
     return first, said
 
 
+MAX_ERROR_BYTES: Final = 1 << 20
+"""The most bytes that are kept of the event that breaks off a stream, but for a chunk. A longer one has no message."""
+
+
 class ErrorWatch:
     """Looks for the event that breaks off a stream that has begun. One per stream. Searches each chunk once for an
     error event, and once for each mark."""
@@ -131,7 +135,8 @@ class ErrorWatch:
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the stream that may be passed on: ``chunk`` itself, or its part before an error event."""
         if self._event is not None:
-            self._event += chunk
+            if len(self._event) < MAX_ERROR_BYTES:
+                self._event += chunk
             return b""
         seen = self._tail + chunk
         if seen.find(self.late_error) >= 0:  # Not ``in``: of bytes in bytes it takes Python twice as long.

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from pdcluster_router.core.apis.openai_errors import decode_lost
-from pdcluster_router.core.apis.sse import GAVE_UP, ErrorWatch, error_event, error_of, first_event_end, given_up_in
+from pdcluster_router.core.apis.sse import (
+    GAVE_UP,
+    MAX_ERROR_BYTES,
+    ErrorWatch,
+    error_event,
+    error_of,
+    first_event_end,
+    given_up_in,
+)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +105,14 @@ def test_a_text_that_looks_like_an_error_is_passed_on() -> None:
     event = b'data: {"text": "data: {\\"error\\": 1}"}\n\n'
     assert watch.feed(event) == event
     assert not watch.has_error
+
+
+def test_an_error_event_that_never_ends_takes_a_bounded_room() -> None:
+    watch = ErrorWatch()
+    for chunk in [b'data: {"error": {"message": "'] + [b"x" * (MAX_ERROR_BYTES // 4)] * 9:
+        assert watch.feed(chunk) == b""
+    assert len(watch._event or b"") < 1.5 * MAX_ERROR_BYTES
+    assert (watch.has_error, watch.message()) == (True, None)
 
 
 def test_half_an_error_event_is_an_error_without_a_message_yet() -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from pdcluster_protocol.params import DecodeParams
 from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
+from pdcluster_router.core.engines.uptake import UptakeWatch
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connection import Call, ResponseLost, ResponseSink
 from pdcluster_router.requests.blame import Suspects
@@ -18,6 +19,11 @@ from pdcluster_router.requests.request import ClientRequest
 
 _UNKNOWN: Final = frozenset((401, 403, 404))
 """Statuses of an unknown key or model: all engines answer so, or only this one, started with other options."""
+
+_IS_STUCK: Final = (
+    "it takes up no request: for %.0f s it reserved nothing and began no answer, though it answers /health and another "
+    "engine works (--idle-timeout is %g s). Look at its log, and restart it if its engine core hangs"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class DecodeLeg:
         "_num_tokens",
         "_suspects",
         "_tried",
+        "_uptake",
         "engine",
         "request",
     )
@@ -67,6 +74,7 @@ class DecodeLeg:
         self._tried: tuple[Engine, ...] = ()  # A tuple costs nothing: as a rule it stays empty.
         self._left_revisions: tuple[str, ...] = ()
         self._fresh = False
+        self._uptake: UptakeWatch | None = None
 
     @property
     def name(self) -> str:
@@ -141,12 +149,24 @@ class DecodeLeg:
             self._suspects = self._suspects or Suspects()
             self._suspects.failed(self.engine, self._era, self._num_tokens, blame)
 
-    def why_gone(self, quiet_since: float) -> str:
-        """Why no answer will come; empty: one may come. ``quiet_since``: when the last byte came, monotonic seconds."""
+    def why_lost(self, quiet_since: float, *, now: float, may_leave: bool) -> str:
+        """Why no answer will come; empty: one may come. ``quiet_since``: when the last byte came, monotonic seconds.
+        ``may_leave``: decode would have said that it had taken the request up, has not, and another engine may be
+        asked. An answer that is not streamed says nothing before it is whole; only a call to the metaserver does."""
         if self.engine is None:
             return ""
         timeouts = self.request.timeouts
-        return self.engine.outage.why_lost(quiet_since, gone_s=timeouts.gone_s, silent_s=timeouts.idle_s)
+        why = self.engine.outage.why_lost(quiet_since, gone_s=timeouts.gone_s, silent_s=timeouts.idle_s)
+        return why or (self._why_stuck(self.engine, now) if may_leave else "")
+
+    def _why_stuck(self, engine: Engine, now: float) -> str:
+        if self._uptake is None:
+            self._uptake = UptakeWatch(engine, now=now)
+        tried, limit_s = _WithRevisions((*self._tried, engine), self._left_revisions), self.request.timeouts.idle_s
+        stuck_s = self._uptake.stuck_s(
+            lambda: self.request.terms.place_decode(self.request, tried), now=now, limit_s=limit_s, most_s=limit_s / 4
+        )
+        return _IS_STUCK % (stuck_s, limit_s) if stuck_s else ""
 
     def may_send_again(self, lost: ResponseLost) -> bool:
         """Whether the request surely never reached an engine. If so, ``place`` may be called again."""
@@ -166,6 +186,7 @@ class DecodeLeg:
         if self.engine is not None:
             self._tried += (self.engine,)
         self._fresh = False
+        self._uptake = None
         self._give_back()
 
     def leave_revision(self) -> bool:
@@ -181,6 +202,7 @@ class DecodeLeg:
     def spare(self) -> None:
         """The engine aborts the request, which failed through no fault of the engine. The engine may be asked again."""
         self._num_asked -= 1
+        self._uptake = None
         self._give_back()
 
     def close(self) -> None:

@@ -246,14 +246,16 @@ class Exchange:
         elif event is not None:
             self._time_is_over(now - self._request.received_at)
         else:
-            self._look_at_engines()
+            self._look_at_engines(now)
         if not self._pairing.is_over:
             self._timer.cancel()  # A try with another decode engine has set a timer.
             self._set_timer(self._services.now())
 
-    def _look_at_engines(self) -> None:
-        """Gives up calls to engines that are gone but have not hung up, as their probes show."""
-        if why := self._decode.why_gone(self._relay.quiet_since):
+    def _look_at_engines(self, now: float) -> None:
+        """Gives up calls to engines that are gone but have not hung up, or take up nothing."""
+        tells = self._request.body.is_stream or (self._request.has_transfer and self._services.dialect.must_hold_call)
+        may_leave = tells and self._pairing.is_at_start and self._pairing.may_ask_another_decode(now)
+        if why := self._decode.why_lost(self._relay.quiet_since, now=now, may_leave=may_leave):
             self._relay.lose(why)
         if not self._pairing.is_over:
             self._attempts.look()

@@ -360,7 +360,7 @@ class Pairing:
         """The request is tried again, or ends as ``step`` or ``FAILS_AT_ONCE`` says."""
         if key in PREFILL_RETRIES:
             return self._attempt_failed(key, now=now)
-        if key in DECODE_RETRIES and self._may_ask_another_decode(now):
+        if key in DECODE_RETRIES and self.may_ask_another_decode(now):
             return self._ask_another_decode(key, now=now)
         if not self._retries.recomputes and key in FAILS_AT_ONCE:
             return self._enter(FAILS_AT_ONCE[key], now=now)
@@ -373,7 +373,7 @@ class Pairing:
             return self._enter(PREFILL_RETRIES[key], now=now)
         return self._enter((TRANSITIONS if self._retries.recomputes else FAILS_AT_ONCE)[key], now=now)
 
-    def _may_ask_another_decode(self, now: float) -> bool:
+    def may_ask_another_decode(self, now: float) -> bool:
         return self._num_decode_attempts < self._retries.max_decode_attempts and now < self.transfer_deadline
 
     def _ask_another_decode(self, key: tuple[Phase, Event], *, now: float) -> tuple[Command, ...]:

@@ -1,0 +1,87 @@
+"""A decode engine whose probes are well takes up nothing: its waiting requests go where one is taken up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fakes.faults import Gate
+from fakes.router import PROMPT, STREAM, running_rig, send, until
+from integration.test_router_gone import answer_to, asked_of, is_blamed
+
+pytestmark = pytest.mark.anyio
+
+LIMIT_S = 0.4
+SOON: dict[str, Any] = {"idle_timeout_s": LIMIT_S}
+LOCAL = {**PROMPT, "echo": True}
+
+
+@pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
+async def test_it_leaves_for_an_engine_that_is_free(body: dict[str, object]) -> None:
+    async with running_rig(num_decode=2, **SOON) as rig:
+        for engine in rig.decodes:
+            engine.close_gate(Gate.RESERVE)
+        client = await send(rig, body)
+        stuck, other = await asked_of(rig.decodes)
+        other.open_gate(Gate.RESERVE)
+        assert (await answer_to(client)).status == 200
+        assert len(other.seen) == 1
+        assert await rig.failures() == {"decode_lost": 1}
+        assert is_blamed(rig, stuck)
+        await stuck.seen[0].ended.wait()
+        assert stuck.seen[0].is_disconnected
+
+
+async def test_it_leaves_for_an_engine_that_takes_up_others() -> None:
+    async with running_rig(num_decode=2, **SOON) as rig:
+        for engine in rig.decodes:
+            engine.close_gate(Gate.RESERVE)
+        client = await send(rig, PROMPT)
+        stuck, other = await asked_of(rig.decodes)
+        other.open_gate(Gate.RESERVE)
+        other.close_gate(Gate.SECOND_TOKEN)
+        streams = []
+        while not stuck.seen[0].is_disconnected:
+            streams.append(await send(rig, STREAM))  # The other one is never free.
+            await asyncio.sleep(LIMIT_S / 10)
+        other.open_gate(Gate.SECOND_TOKEN)
+        assert (await answer_to(client)).status == 200
+
+
+@pytest.mark.parametrize("num_decode", [1, 2])
+async def test_it_stays_where_none_takes_up_anything(num_decode: int) -> None:
+    async with running_rig(num_decode=num_decode, **SOON) as rig:
+        for engine in rig.decodes:
+            engine.close_gate(Gate.RESERVE)
+        clients = [await send(rig, PROMPT) for _ in range(num_decode)]
+        await until(lambda: all(engine.seen for engine in rig.decodes))
+        await asyncio.sleep(3 * LIMIT_S)
+        for engine in rig.decodes:
+            engine.open_gate(Gate.RESERVE)
+        assert [(await answer_to(client)).status for client in clients] == [200] * num_decode
+        assert await rig.failures() == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "gate", "more"),
+    [
+        (LOCAL, Gate.ANSWER, {}),  # A whole answer may take its time, and nothing is heard of it before.
+        (PROMPT, Gate.RESERVE, {"max_decode_attempts": 1}),
+        (PROMPT, Gate.ANSWER, {}),  # It has reserved.
+    ],
+    ids=["a whole answer", "one attempt", "reserved"],
+)
+async def test_it_stays_where_it_may_not_leave(body: dict[str, object], gate: Gate, more: dict[str, Any]) -> None:
+    async with running_rig(num_decode=2, **SOON, **more) as rig:
+        for engine in rig.decodes:
+            engine.close_gate(gate)
+        client = await send(rig, body)
+        _, other = await asked_of(rig.decodes)
+        await asyncio.sleep(3 * LIMIT_S)
+        for engine in rig.decodes:
+            engine.open_gate(gate)
+        assert (await answer_to(client)).status == 200
+        assert not other.seen
+        assert await rig.failures() == {}

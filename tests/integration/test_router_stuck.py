@@ -10,6 +10,7 @@ import pytest
 from fakes.faults import Gate
 from fakes.router import PROMPT, STREAM, running_rig, send, until
 from integration.test_router_gone import answer_to, asked_of, is_blamed
+from patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -34,19 +35,22 @@ async def test_it_leaves_for_an_engine_that_is_free(body: dict[str, object]) -> 
         assert stuck.seen[0].is_disconnected
 
 
-async def test_it_leaves_for_an_engine_that_takes_up_others() -> None:
+@pytest.mark.parametrize("gate", [Gate.PREFILL, Gate.SECOND_TOKEN], ids=["reserves", "begins answers"])
+async def test_it_leaves_for_an_engine_that_takes_up_others(gate: Gate) -> None:
     async with running_rig(num_decode=2, **SOON) as rig:
         for engine in rig.decodes:
             engine.close_gate(Gate.RESERVE)
         client = await send(rig, PROMPT)
         stuck, other = await asked_of(rig.decodes)
         other.open_gate(Gate.RESERVE)
-        other.close_gate(Gate.SECOND_TOKEN)
+        holds = rig.prefill if gate is Gate.PREFILL else other
+        holds.close_gate(gate)
         streams = []
-        while not stuck.seen[0].is_disconnected:
-            streams.append(await send(rig, STREAM))  # The other one is never free.
-            await asyncio.sleep(LIMIT_S / 10)
-        other.open_gate(Gate.SECOND_TOKEN)
+        async with asyncio.timeout(PATIENCE_S):
+            while not stuck.seen[0].is_disconnected:
+                streams.append(await send(rig, STREAM))  # The other one is never free.
+                await asyncio.sleep(LIMIT_S / 10)
+        holds.open_gate(gate)
         assert (await answer_to(client)).status == 200
 
 

@@ -108,6 +108,8 @@ SEVERAL: dict[str, tuple[str, dict[str, Any]]] = {
     "prompts": ("completions", {"prompt": ["Hello, what can you do", "Why is the sky blue"], "temperature": 0}),
     "tokens": ("completions", {"prompt": [[5, 6, 7] * 9, [8, 9]], "temperature": 0, "logprobs": 2}),
     "choices": ("completions", {"prompt": "Hello, what can you do", "n": 3, "seed": 7, "return_token_ids": True}),
+    "odd": ("completions", {"prompt": "Hello, what can you do", "n": 2.0, "seed": 7}),
+    "odder": ("chat/completions", {"messages": HI, "n": "2", "seed": 7}),
     "both": ("completions", {"prompt": ["Hello", "Why is the sky blue"], "n": 2, "seed": 7}),
     "chat": ("chat/completions", {"messages": HI, "n": 3, "seed": 7, "logprobs": True, "top_logprobs": 1}),
 }

@@ -170,6 +170,18 @@ async def test_a_full_queue_is_a_429_that_says_when_to_come_back() -> None:
         rig.prefill.open_gate(Gate.PREFILL)
 
 
+async def test_the_body_of_a_request_that_is_queued_takes_room() -> None:
+    async with running_rig(**ONE) as rig:
+        await occupy(rig)
+        used = rig.router.room.used_bytes
+        client = await send(rig, PROMPT | {"prompt": "a" * 1_000_000})
+        await queued(rig, 1)
+        assert rig.router.room.used_bytes - used > 1_000_000
+        rig.prefill.open_gate(Gate.PREFILL)
+        assert (await answer_of(client)).status == 200
+        await until(lambda: rig.router.room.used_bytes < used + 1_000)
+
+
 async def test_without_a_queue_who_finds_no_room_is_told_at_once() -> None:
     async with running_rig(**ONE, max_queued_requests=0) as rig:
         await occupy(rig)

@@ -11,6 +11,7 @@ from fakes.faults import Gate
 from fakes.router import PROMPT, STREAM, running_rig, send, until
 from integration.test_router_gone import answer_to, asked_of, is_blamed
 from patience import PATIENCE_S
+from pdcluster_protocol.labels import Role
 
 pytestmark = pytest.mark.anyio
 
@@ -65,6 +66,21 @@ async def test_it_stays_where_none_takes_up_anything(num_decode: int) -> None:
         for engine in rig.decodes:
             engine.open_gate(Gate.RESERVE)
         assert [(await answer_to(client)).status for client in clients] == [200] * num_decode
+        assert await rig.failures() == {}
+
+
+async def test_it_stays_where_the_other_engine_is_not_healthy() -> None:
+    async with running_rig(num_decode=2, probe_interval_s=0.05, **SOON) as rig:
+        for engine in rig.decodes:
+            engine.close_gate(Gate.RESERVE)
+        client = await send(rig, PROMPT)
+        own, other = await asked_of(rig.decodes)
+        other.health_status = 500  # It says nothing of the engine's core.
+        await until(lambda: not all(one.is_healthy for one in rig.router.services.engines[Role.DECODE]))
+        await asyncio.sleep(3 * LIMIT_S)
+        own.open_gate(Gate.RESERVE)
+        assert (await answer_to(client)).status == 200
+        assert not other.seen
         assert await rig.failures() == {}
 
 

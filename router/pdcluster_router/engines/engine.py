@@ -110,6 +110,17 @@ class Engine:
     def is_busy(self) -> bool:
         return self.num_running > 0
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it has no request, of this process or the router's others."""
+        return not self.num_running and (self._shared is None or not self._shared.others())
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it serves, and neither its probes nor its last request speak against it."""
+        is_whole = self.breaker.circuit is CLOSED and not self.breaker.has_just_failed
+        return self.is_healthy and self.state is _SERVING and is_whole
+
     def found(self, sign: Sign, *, most_s: float) -> bool:
         """A probe has shown ``sign``. Returns whether ``is_healthy`` has changed. ``most_s``: the longest time between
         two probes, in seconds."""

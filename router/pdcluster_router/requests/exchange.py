@@ -253,8 +253,8 @@ class Exchange:
 
     def _look_at_engines(self, now: float) -> None:
         """Gives up calls to engines that are gone but have not hung up, or take up nothing."""
-        tells = self._request.body.is_stream or (self._request.has_transfer and self._services.dialect.must_hold_call)
-        may_leave = tells and self._pairing.is_at_start and self._pairing.may_ask_another_decode(now)
+        waits = self._pairing.phase is Phase.AWAITING_RESERVATION and self._pairing.may_ask_another_decode(now)
+        may_leave = waits and (self._request.body.is_stream or self._services.dialect.must_hold_call)
         if why := self._decode.why_lost(self._relay.quiet_since, now=now, may_leave=may_leave):
             self._relay.lose(why)
         if not self._pairing.is_over:

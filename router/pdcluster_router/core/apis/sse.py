@@ -94,7 +94,8 @@ def first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[i
 
 
 MAX_ERROR_BYTES: Final = 1 << 20
-"""The most bytes that are kept of the event that breaks off a stream, but for a chunk. A longer one has no message."""
+"""The most bytes that are kept of the event that breaks off a stream, but for a chunk."""
+_ENDLESS: Final = f"an error of more than {MAX_ERROR_BYTES} bytes"
 
 
 class ErrorWatch:
@@ -162,9 +163,11 @@ class ErrorWatch:
         broken off, or that event is not whole."""
         if self._given_up:
             return self._given_up
-        if self._event is None or first_event_end(self._event) < 0:
+        if self._event is None:
             return None
-        return message_of(_payload_of(self._event[: first_event_end(self._event)]))
+        if (end := first_event_end(self._event)) >= 0:
+            return message_of(_payload_of(self._event[:end]))
+        return _ENDLESS if len(self._event) >= MAX_ERROR_BYTES else None
 
     def problem_at_end(self) -> str:
         """Why a stream that ends now is not whole; empty: it is."""

@@ -13,7 +13,8 @@ LIMIT_S, MOST_S = 120.0, 30.0
 
 @dataclass
 class Played:
-    num_running: int = 3
+    is_free: bool = False
+    is_well: bool = True
     num_taken_up: int = 7
 
 
@@ -49,7 +50,7 @@ def test_it_leaves_after_the_limit_if_another_engine_works() -> None:
 
 
 def test_it_leaves_for_a_free_engine_that_takes_up_nothing_because_it_is_asked_nothing() -> None:
-    scene = Scene(Played(), [Played(num_running=0)])
+    scene = Scene(Played(), [Played(is_free=True)])
     assert [scene.look() for _ in range(4)] == [0.0, 0.0, 0.0, 120.0]
 
 
@@ -60,7 +61,7 @@ def test_it_stays_where_no_other_engine_takes_up_anything_either(others: list[Pl
 
 
 def test_it_stays_while_its_engine_takes_up_others() -> None:
-    scene = Scene(Played(), [Played(num_running=0)])
+    scene = Scene(Played(), [Played(is_free=True)])
     for _ in range(40):
         assert scene.look() == 0.0
         assert scene.look() == 0.0
@@ -68,8 +69,27 @@ def test_it_stays_while_its_engine_takes_up_others() -> None:
         scene.own.num_taken_up += 1
 
 
+@pytest.mark.parametrize("is_free", [False, True])
+def test_it_stays_where_the_other_engine_is_not_well(*, is_free: bool) -> None:
+    other = Played(is_free=is_free, is_well=False)
+    scene = Scene(Played(), [other])
+    for _ in range(8):
+        other.num_taken_up += 1
+        assert scene.look() == 0.0
+    other.is_well = True
+    assert (scene.look() > 0) is is_free
+
+
+def test_another_engine_works_for_as_long_as_the_limit_after_it_has_taken_up_a_request() -> None:
+    other = Played()
+    scene = Scene(Played(), [other])
+    scene.look()
+    other.num_taken_up += 1
+    assert [scene.look() > 0 for _ in range(6)] == [False, False, True, True, False, False]
+
+
 def test_time_in_which_the_router_was_stopped_does_not_count() -> None:
-    scene = Scene(Played(), [Played(num_running=0)])
+    scene = Scene(Played(), [Played(is_free=True)])
     assert scene.look(after_s=3600.0) == 0.0
     assert [scene.look() for _ in range(3)] == [0.0, 0.0, 120.0]
 
@@ -85,6 +105,6 @@ def test_of_two_others_the_one_that_works_is_found() -> None:
 
 
 def test_looks_that_come_often_add_up_to_the_same_time() -> None:
-    scene = Scene(Played(), [Played(num_running=0)])
+    scene = Scene(Played(), [Played(is_free=True)])
     looks = [scene.look(after_s=1.0) for _ in range(130)]
     assert looks.index(120.0) == 119

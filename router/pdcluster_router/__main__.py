@@ -16,7 +16,7 @@ from pdcluster_protocol.logs import start_logging
 from pdcluster_protocol.secret import load_secret
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.front.start import run
-from pdcluster_router.processes.seat import seat_told
+from pdcluster_router.processes.seat import read_seat
 from pdcluster_router.settings.forms import Discovery
 from pdcluster_router.settings.router_settings import (
     FLAGS,
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         settings = parse_settings(argv, os.environ)
-        seat = seat_told(os.environ)
+        seat = read_seat(os.environ)
         start_logging(settings.log_format, **({} if seat is None else {"seat": seat.number}))
         reread = partial(parse_settings, argv, os.environ) if _names_file(argv, os.environ) else None
         secret = load_secret(os.environ, host=settings.host)

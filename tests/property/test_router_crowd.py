@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drawn import drawn
-from pdcluster_router.core.clients.crowd import Place, places_to_clear
+from pdcluster_router.core.clients.crowd import CallerPlace, places_to_clear
 
 crowds = st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_size=60).map(
-    lambda drawn_: [Place(number, *place) for number, place in enumerate(drawn_)]
+    lambda drawn_: [CallerPlace(number, *place) for number, place in enumerate(drawn_)]
 )
 
 
 @settings(max_examples=drawn(3000), deadline=None)
 @given(crowds, st.integers(0, 70))
-def test_the_largest_crowd_makes_room_and_the_oldest_of_it(places: list[Place], num_wanted: int) -> None:
+def test_the_largest_crowd_makes_room_and_the_oldest_of_it(places: list[CallerPlace], num_wanted: int) -> None:
     cleared = set(numbers := places_to_clear(places, num_wanted))
     idle = [place for place in places if not place.is_in_use]
     assert len(cleared) == len(numbers) == min(num_wanted, len(idle))

@@ -85,7 +85,7 @@ class Engine:
         self.num_running = 0
         """Requests that are there now."""
         self.num_taken_up = 0
-        """Requests that it has taken up so far: ``core/engines/uptake.py``."""
+        """Grows whenever it takes up a request: ``core/engines/uptake.py``."""
         self.load = Load(others=shared)
         self._shared = shared
         self.breaker = Breaker()

@@ -37,7 +37,7 @@ class Models:
         self._aliases = aliases
         self._roster = roster
         self._now = now
-        self._lists: WeakKeyDictionary[Engine, _Lists] = WeakKeyDictionary()
+        self._lists: WeakKeyDictionary[Engine, _ModelLists] = WeakKeyDictionary()
         self._joined: tuple[list[Fetched], Fetched] | None = None
         """The answers that were joined last, and the joined one. Kept, because to scan them takes milliseconds."""
         self._renamed: tuple[Fetched, Fetched] | None = None
@@ -95,7 +95,7 @@ class Models:
         raise Unavailable(reason)
 
     async def _ask(self, engine: Engine, line: bytes) -> Fetched:
-        lists = self._lists.setdefault(engine, _Lists())
+        lists = self._lists.setdefault(engine, _ModelLists())
         if known := lists.find(line, self._now()):
             return known  # It does not wait behind questions with other keys.
         try:
@@ -105,7 +105,7 @@ class Models:
         except TimeoutError as error:
             raise Unavailable(f"{engine.name} sent no list of models within {TIMEOUT_S:g} s") from error
 
-    async def _fetch(self, engine: Engine, line: bytes, lists: _Lists) -> Fetched:
+    async def _fetch(self, engine: Engine, line: bytes, lists: _ModelLists) -> Fetched:
         answer = await engine.fetch("/v1/models", timeout_s=TIMEOUT_S, headers=line)
         if answer.head.status == 200:
             lists.keep(line, answer, until=self._now() + KEPT_S)
@@ -119,7 +119,7 @@ def _with_aliases(answer: Fetched, aliases: Mapping[str, str]) -> Fetched:
         return answer  # It is for the client to read.
 
 
-class _Lists:
+class _ModelLists:
     """The lists of one engine. ``lock``: only its holder may ask the engine."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from pdcluster_router.core.clients.caller_room import CallerRoom, CallsRoom
-from pdcluster_router.core.clients.crowd import Place, may_ask, places_to_clear, places_to_empty
+from pdcluster_router.core.clients.crowd import CallerPlace, may_ask, places_to_clear, places_to_empty
 from pdcluster_router.core.clients.room import Room, RoomLimit, Unread
 from pdcluster_router.http.handshakes import Abortable
 
@@ -84,9 +84,9 @@ class Callers:
             if cleared:
                 self._on_closed(f"no room for a call of {address}: {cleared} connections that held more were closed")
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[CallerPlace]:
         rooms = enumerate(self._open.items())
-        return [Place(number, room.address, one.is_in_use, room.used_bytes) for number, (one, room) in rooms]
+        return [CallerPlace(number, room.address, one.is_in_use, room.used_bytes) for number, (one, room) in rooms]
 
     def _abort(self, numbers: list[int]) -> int:
         """Closes these connections. Returns how many."""

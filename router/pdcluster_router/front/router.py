@@ -72,7 +72,7 @@ from pdcluster_router.requests.unserved import keep_limited, keep_refused
 from pdcluster_router.requests.verifier import Verifier
 from pdcluster_router.services import Services
 from pdcluster_router.settings.router_settings import Settings
-from pdcluster_router.telemetry.access_log import AccessLog, Told
+from pdcluster_router.telemetry.access_log import AccessLog, EndFacts
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 from pdcluster_router.telemetry.sampling import Sampled, Sampling
@@ -288,7 +288,7 @@ class Router:
     def _limit(self, cycle: HotCycle, request: ClientRequest, error: ApiError) -> None:
         """Refuses a request whose key has asked for too much: no engine gets it."""
         self.services.metrics.ended(Outcome.LIMITED)
-        cycle.teller = Told(
+        cycle.teller = EndFacts(
             outcome=Outcome.LIMITED, failures=(), left_queue_at=request.received_at, trace_id=request.trace_id
         )
         keep_limited(self.services, request, error)

@@ -30,7 +30,7 @@ from pdcluster_router.front.certificates import certificate_of, internal_certifi
 from pdcluster_router.front.picker.start import check_picker
 from pdcluster_router.front.server import RouterServer, bind, listen, reads_files
 from pdcluster_router.front.setting_changes import SettingReader
-from pdcluster_router.processes.keeper import SIGNALS, Keeper, Places, serve
+from pdcluster_router.processes.keeper import SIGNALS, Keeper, ListeningSockets, serve
 from pdcluster_router.processes.seat import Seat
 from pdcluster_router.settings.router_settings import FLAGS, Settings
 from pdcluster_router.telemetry.access_log import FLAG
@@ -175,7 +175,7 @@ def _keep(settings: Settings, secret: Secret, reread: Reread | None, argv: Seque
     return asyncio.run(serve(keeper))
 
 
-def _places_for(settings: Settings) -> Places:
+def _places_for(settings: Settings) -> ListeningSockets:
     """Raises: ConfigError: As ``bind``."""
     bound: list[socket.socket] = []
     try:
@@ -190,7 +190,7 @@ def _places_for(settings: Settings) -> Places:
             sock.close()
         raise
     new_calls = partial(bind, settings.host, 0, "--host")
-    return Places(settings.host, bound[: settings.processes], bound[settings.processes :], new_calls)
+    return ListeningSockets(settings.host, bound[: settings.processes], bound[settings.processes :], new_calls)
 
 
 def _drain_s(settings: Settings, reread: Reread | None) -> float:

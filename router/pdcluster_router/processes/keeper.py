@@ -60,7 +60,7 @@ _MAX_PATH_BYTES: Final = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ListeningSockets:
     """The listening sockets of a router's places. The kernel deals new connections out among them."""
 
     host: str
@@ -100,7 +100,7 @@ class Keeper:
 
     def __init__(
         self,
-        places: Places,
+        places: ListeningSockets,
         command: Sequence[str],
         read_drain_s: Callable[[], float],
         *,
@@ -252,7 +252,7 @@ class Keeper:
             given = self._seat(place, seat, calls, words)
             return await asyncio.create_subprocess_exec(
                 *self._command,
-                env={**os.environ, SEAT_VARIABLE: given.told()},
+                env={**os.environ, SEAT_VARIABLE: given.encoded()},
                 pass_fds=given.files,
                 start_new_session=True,  # Ctrl-C is for the keeper, which tells them once.
             )

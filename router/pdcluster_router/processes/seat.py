@@ -56,12 +56,12 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
             self.keeper_file,
         )
 
-    def told(self) -> str:
+    def encoded(self) -> str:
         """As the variable has it."""
         return msgspec.json.encode(self, enc_hook=str).decode()
 
 
-def seat_told(environ: Mapping[str, str]) -> Seat | None:
+def read_seat(environ: Mapping[str, str]) -> Seat | None:
     """The seat of this process; None: no keeper has started it.
 
     Raises:

@@ -74,7 +74,7 @@ class Siblings:
         answers = await asyncio.gather(*(self._ask(life, METRICS, "") for life in lives))
         told = {life: answer for life, answer in zip(lives, answers, strict=True) if answer is not None}
         told[self._life] = self._tell(METRICS, "")
-        running, ended = told_once(self._folder, told)
+        running, ended = counted_once(self._folder, told)
         return (await asyncio.to_thread(summed, [one.decode() for one in running], ended)).encode()
 
     def _tell(self, page: str, argument: str) -> bytes:
@@ -118,7 +118,7 @@ class Siblings:
             writer.close()
 
 
-def told_once(folder: Path, told: Mapping[int, bytes]) -> tuple[list[bytes], list[str]]:
+def counted_once(folder: Path, told: Mapping[int, bytes]) -> tuple[list[bytes], list[str]]:
     """The metrics of processes that run, by their lives in ``told``, and the counts of those that have ended or do not
     answer. One that has ended since it told its metrics counts with the sum that has it already."""
     added, counts = _read_ended(folder)

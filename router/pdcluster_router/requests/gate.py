@@ -23,7 +23,7 @@ from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.requests.unserved import keep_turned_away
 from pdcluster_router.services import Services
-from pdcluster_router.telemetry.access_log import Told
+from pdcluster_router.telemetry.access_log import EndFacts
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -192,7 +192,7 @@ class Gate:
         if not waiting.request.is_part:
             self._services.metrics.ended(outcome)
         now, trace_id = self._services.now(), waiting.request.trace_id
-        waiting.cycle.teller = Told(outcome=outcome, failures=(kind,), left_queue_at=now, trace_id=trace_id)
+        waiting.cycle.teller = EndFacts(outcome=outcome, failures=(kind,), left_queue_at=now, trace_id=trace_id)
         admission = waiting.admission
         reason = f"{admission.num_queued} wait, the backlog is {admission.backlog_tokens} tokens"
         if kind is FailureKind.WITHDRAWN:

@@ -13,9 +13,7 @@ from typing import Final, Protocol, TypeAlias
 
 from pdcluster_router.core.apis.openai_errors import ApiError
 from pdcluster_router.core.clients.room import Room
-from pdcluster_router.core.engines.breaker import Circuit
 from pdcluster_router.core.engines.listing import Listing
-from pdcluster_router.core.engines.membership import EngineState
 from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Terms
@@ -139,15 +137,10 @@ class OnePrefill:
         if tried:
             return self._terms.place_prefill(request, tried, revision)
         engine = self._engine
-        if engine is None or engine.revision != revision or engine.listing is not self._listing or not _is_well(engine):
+        if engine is None or engine.revision != revision or engine.listing is not self._listing or not engine.is_well:
             self._engine = engine = self._terms.place_prefill(request, tried, revision)
             self._listing = engine.listing if engine is not None else None
         return engine
-
-
-def _is_well(engine: Engine) -> bool:
-    is_serving = engine.state is EngineState.SERVING and engine.is_healthy
-    return is_serving and engine.breaker.circuit is Circuit.CLOSED and not engine.breaker.has_just_failed
 
 
 class _Nowhere:

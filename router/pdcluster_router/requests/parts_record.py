@@ -18,7 +18,7 @@ from pdcluster_router.requests.record import Record
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.requests.unserved import facts_of
 from pdcluster_router.services import Services
-from pdcluster_router.telemetry.access_log import MAX_FAILURES, Told
+from pdcluster_router.telemetry.access_log import MAX_FAILURES, EndFacts
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.kept import KeptRow, MomentPart, some_of
 from pdcluster_router.telemetry.metrics import Outcome, Span
@@ -49,7 +49,7 @@ class PartsRecord:
         self._ended_at: float | None = None
         self._status: int | None = None
         self._error = ""
-        self._told: Told | None = None
+        self._told: EndFacts | None = None
         """The result of ``told``, once the record is written."""
 
     def first_byte(self) -> None:
@@ -109,13 +109,13 @@ class PartsRecord:
     def names(self) -> tuple[str, str]:
         return (self._request_id, "")
 
-    def told(self) -> Told:
+    def told(self) -> EndFacts:
         """The facts for the access log, once the client's answer is over."""
         if self._told is not None:
             return self._told
         told = [part.teller.told() for part in self._parts if part.teller is not None]
         failures = [kind for one in told for kind in one.failures if kind is not _WITHDRAWN]
-        return Told(
+        return EndFacts(
             outcome=self._outcome_now(),
             failures=(*failures, *self._failures)[:MAX_FAILURES],
             left_queue_at=max((one.left_queue_at for one in told), default=self._received_at),
@@ -167,7 +167,7 @@ class PartsRecord:
             return self._outcome
         return part.teller.told().outcome
 
-    def _trace(self, told: Sequence[Told]) -> RequestTrace:
+    def _trace(self, told: Sequence[EndFacts]) -> RequestTrace:
         """One trace line for all parts: each prompt's tokens once, the last reservation, and the longest prefill."""
         lines = [one.trace for one in told if one.trace is not None]
         prompts = [line for line in lines[:: self._num_choices] if line.prompt_tokens is not None]
@@ -186,7 +186,7 @@ class PartsRecord:
         """The moments of all parts in order of time, with the failures of the whole and of parts in the queue."""
         happened = [moment for row in rows for moment in _split(row.moments) if moment[1] != _WITHDRAWN.value]
         ended_s = (self._ended_at or self._received_at) - self._received_at
-        queued = [part.teller for part in self._parts if isinstance(part.teller, Told)]
+        queued = [part.teller for part in self._parts if isinstance(part.teller, EndFacts)]
         kinds = [*self._failures, *(kind for one in queued for kind in one.failures if kind is not _WITHDRAWN)]
         happened += [(ended_s, kind.value, "", 0, "") for kind in kinds]
         return [field for moment in sorted(happened, key=lambda moment: moment[0]) for field in moment]

@@ -23,7 +23,7 @@ from pdcluster_router.engines.engine import Engine
 from pdcluster_router.requests.relay import DecodeRefusal
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
-from pdcluster_router.telemetry.access_log import MAX_FAILURES, Told
+from pdcluster_router.telemetry.access_log import MAX_FAILURES, EndFacts
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.kept import MAX_PARTS, KeptRow, MomentPart, reason_of, some_of
 from pdcluster_router.telemetry.metrics import Outcome, Span
@@ -248,10 +248,10 @@ class Record:
             self._turns_ahead,
         )
 
-    def told(self) -> Told:
+    def told(self) -> EndFacts:
         """The facts for the access log, once the client's answer is over."""
         decode = self._decode
-        return Told(
+        return EndFacts(
             outcome=self._outcome,
             failures=self._failures,
             left_queue_at=self._started_at,

@@ -135,7 +135,7 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     """As ``tls_cert``, for the internal port: engines, operator and monitoring then ask it by https. None: plain HTTP,
     for a network that only they can reach."""
     internal_tls_key: Path | None = None
-    """PEM file with the private key of ``internal_tls_cert``, without a password. None: as that one."""
+    """PEM file with the private key of ``internal_tls_cert``, without a password. None: as ``internal_tls_cert``."""
     internal_client_ca: Path | None = None
     """PEM file with the authorities by whose certificates all that call the internal port must show who they are
     (mTLS). None: no caller is asked; engines' calls have their seals, verifications their pass."""

@@ -2,7 +2,7 @@
 
     HotCycle, Page --ended()--> AccessLog --the loop's next turn: line_of()--> LineFile
                                                                   ^
-    Record, queue ---------------- Told --------------------------+
+    Record, queue ---------------- EndFacts --------------------------+
 
 ``docs/operations.md`` explains the fields. No body, key, header or query is in any of them, no address but the
 client's.
@@ -33,7 +33,7 @@ PAUSE_S: Final = 0.1
 """Seconds between two writes: each wakes a thread, which takes Python's lock from the event loop."""
 
 
-class Told(msgspec.Struct, kw_only=True, frozen=True):
+class EndFacts(msgspec.Struct, kw_only=True, frozen=True):
     """The facts of a request for its line of the access log."""
 
     outcome: Outcome | None
@@ -51,12 +51,12 @@ class Told(msgspec.Struct, kw_only=True, frozen=True):
     trace_id: str = ""
     """Empty: it has none, or only the one in its ``traceparent``."""
 
-    def told(self) -> Told:
+    def told(self) -> EndFacts:
         """These facts themselves: they do not change any more, and serve as a ``Teller`` too."""
         return self
 
 
-def add_told(line: AccessLine, told: Told, arrived_at: float) -> None:
+def add_told(line: AccessLine, told: EndFacts, arrived_at: float) -> None:
     """Adds the engines' part to ``line``. ``arrived_at``: monotonic seconds."""
     line.outcome = told.outcome.value if told.outcome is not None else None
     line.failures = tuple([kind.value for kind in told.failures])
@@ -109,7 +109,7 @@ def end(line: AccessLine, begun_at: float, arrived_at: float | None, ended_at: f
 class Teller(Protocol):
     """The object that worked on a request last: its exchange's record, or its place in the queue."""
 
-    def told(self) -> Told:
+    def told(self) -> EndFacts:
         """All facts that the object knows. Called when the request is over."""
         ...
 

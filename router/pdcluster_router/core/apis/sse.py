@@ -93,9 +93,9 @@ def first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[i
     return first, said
 
 
-MAX_ERROR_BYTES: Final = 1 << 20
+MAX_ERROR_EVENT_BYTES: Final = 1 << 20
 """The most bytes that are kept of the event that breaks off a stream, but for a chunk."""
-_ENDLESS: Final = f"an error of more than {MAX_ERROR_BYTES} bytes"
+_ENDLESS: Final = f"an error of more than {MAX_ERROR_EVENT_BYTES} bytes"
 
 
 class ErrorWatch:
@@ -136,7 +136,7 @@ class ErrorWatch:
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the stream that may be passed on: ``chunk`` itself, or its part before an error event."""
         if self._event is not None:
-            if len(self._event) < MAX_ERROR_BYTES:
+            if len(self._event) < MAX_ERROR_EVENT_BYTES:
                 self._event += chunk
             return b""
         seen = self._tail + chunk
@@ -167,7 +167,7 @@ class ErrorWatch:
             return None
         if (end := first_event_end(self._event)) >= 0:
             return message_of(_payload_of(self._event[:end]))
-        return _ENDLESS if len(self._event) >= MAX_ERROR_BYTES else None
+        return _ENDLESS if len(self._event) >= MAX_ERROR_EVENT_BYTES else None
 
     def problem_at_end(self) -> str:
         """Why a stream that ends now is not whole; empty: it is."""

@@ -24,7 +24,7 @@ TIMES_MORE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CallerPlace:
     """One connection. ``number``: any number that names it. ``num_bytes``: the bytes of the room that it holds."""
 
     number: int
@@ -33,7 +33,7 @@ class Place:
     num_bytes: int = 0
 
 
-def places_to_clear(places: Iterable[Place], num_wanted: int) -> list[int]:
+def places_to_clear(places: Iterable[CallerPlace], num_wanted: int) -> list[int]:
     """The numbers of ``num_wanted`` places in no use, or of all such places if they are fewer. ``places``: the oldest
     first."""
     idle = _idle_by_address(places)
@@ -48,7 +48,7 @@ def places_to_clear(places: Iterable[Place], num_wanted: int) -> list[int]:
     return cleared
 
 
-def _idle_by_address(places: Iterable[Place]) -> Iterable[deque[int]]:
+def _idle_by_address(places: Iterable[CallerPlace]) -> Iterable[deque[int]]:
     idle: dict[str, deque[int]] = {}
     for place in places:
         if not place.is_in_use:
@@ -65,7 +65,7 @@ def may_ask(held: Mapping[str, int], asker: str, num_bytes: int, num_needed: int
 
 
 def places_to_empty(
-    places: Iterable[Place], asker: str, num_bytes: int, num_needed: int, num_spare: int = 0
+    places: Iterable[CallerPlace], asker: str, num_bytes: int, num_needed: int, num_spare: int = 0
 ) -> list[int]:
     """The numbers of places that hold ``num_needed`` bytes, and ``num_spare`` more if possible; empty if they hold
     fewer.
@@ -73,7 +73,7 @@ def places_to_empty(
     The address with the most bytes gives its oldest place, again and again, as long as it holds more than ``asker``
     would with its ``num_bytes``. ``places``: the oldest first.
     """
-    most, by_address = num_bytes, dict[str, deque[Place]]()
+    most, by_address = num_bytes, dict[str, deque[CallerPlace]]()
     for place in places:
         if place.address == asker:
             most += place.num_bytes
@@ -87,7 +87,7 @@ def places_to_empty(
     return emptied if num_found >= num_needed else []
 
 
-def _emptied(heap: list[tuple[int, int, deque[Place]]], most: int, num_wanted: int) -> tuple[list[int], int]:
+def _emptied(heap: list[tuple[int, int, deque[CallerPlace]]], most: int, num_wanted: int) -> tuple[list[int], int]:
     """The numbers of the emptied places, and the sum of their bytes. ``heap``: the largest holder first; it is used
     up."""
     emptied: list[int] = []

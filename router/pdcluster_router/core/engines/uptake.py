@@ -22,7 +22,7 @@ class TakesUp(Protocol):
     """An engine, as far as it takes up requests."""
 
     num_taken_up: int
-    """Requests that it has taken up so far."""
+    """Grows whenever it takes up a request."""
 
     @property
     def is_well(self) -> bool:

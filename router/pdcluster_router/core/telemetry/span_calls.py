@@ -77,7 +77,7 @@ def calls_in(moments: Sequence[Moment], end_s: float, refusal: str) -> list[Engi
 
     ``refusal``: the kind of error with which the last decode engine has refused the request; empty: it has not.
     """
-    calls = _Calls()
+    calls = _CallsOfRequest()
     for moment in moments:
         calls.add(moment, min(max(0.0, moment.at_s), end_s))
     if calls.decode is not None and refusal:
@@ -87,7 +87,7 @@ def calls_in(moments: Sequence[Moment], end_s: float, refusal: str) -> list[Engi
     return calls.all
 
 
-class _Calls:
+class _CallsOfRequest:
     """The calls of one request, moment by moment."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ import pytest
 from patience import PATIENCE_S
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
-from pdcluster_router.processes.keeper import Keeper, Places
+from pdcluster_router.processes.keeper import Keeper, ListeningSockets
 from pdcluster_router.processes.shared_loads import SharedLoads
 
 pytestmark = pytest.mark.anyio
@@ -81,7 +81,7 @@ async def keeping(folder: Path, kind: str, num: int = 2, **given: Any) -> AsyncI
     socks = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * num)]
     (folder / "program.py").write_text(PROGRAM)
     command = (sys.executable, "-S", "-E", str(folder / "program.py"), kind, str(folder))
-    places = Places("127.0.0.1", socks[:num], socks[num:], lambda: socket.create_server(("127.0.0.1", 0)))
+    places = ListeningSockets("127.0.0.1", socks[:num], socks[num:], lambda: socket.create_server(("127.0.0.1", 0)))
     shared = set(folder.glob("pdcluster-router-*"))
     world = World(Keeper(places, command, lambda: 0.0, **{"reads_files": True, **given}), folder)
     world.running = asyncio.create_task(world.keeper.run())
@@ -188,11 +188,11 @@ async def test_a_folder_whose_path_is_too_long_is_told(tmp_path: Path, monkeypat
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with pytest.raises(ConfigError, match="set TMPDIR to a shorter path"):
-        Keeper(Places("", [], [], socket.socket), (), lambda: 0.0, reads_files=True)
+        Keeper(ListeningSockets("", [], [], socket.socket), (), lambda: 0.0, reads_files=True)
     assert list(long.iterdir()) == []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="set TMPDIR to one that can be written"):
-        Keeper(Places("", [], [], socket.socket), (), lambda: 0.0, reads_files=True)
+        Keeper(ListeningSockets("", [], [], socket.socket), (), lambda: 0.0, reads_files=True)
 
 
 async def test_where_no_file_is_read_anew_a_reload_ends_it(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.front.start import seated
-from pdcluster_router.processes.seat import SEAT_VARIABLE, Seat, internal_ports, seat_told
+from pdcluster_router.processes.seat import SEAT_VARIABLE, Seat, internal_ports, read_seat
 from pdcluster_router.settings.router_settings import Settings, build_settings
 
 SEAT = Seat(
@@ -35,14 +35,14 @@ def settings(**given: Any) -> Settings:
 
 
 def test_a_process_is_told_its_seat_by_a_variable() -> None:
-    assert seat_told({SEAT_VARIABLE: SEAT.told()}) == SEAT
-    assert seat_told({}) is None
+    assert read_seat({SEAT_VARIABLE: SEAT.encoded()}) == SEAT
+    assert read_seat({}) is None
 
 
-@pytest.mark.parametrize("told", ["{", "{}", SEAT.told().replace("40000", '"x"')])
+@pytest.mark.parametrize("told", ["{", "{}", SEAT.encoded().replace("40000", '"x"')])
 def test_a_seat_of_another_release_is_refused(told: str) -> None:
     with pytest.raises(ConfigError, match="start the router anew"):
-        seat_told({SEAT_VARIABLE: told})
+        read_seat({SEAT_VARIABLE: told})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from patience import EDGE_S
-from pdcluster_router.processes.siblings import MAX_LIVES_APART, METRICS, Siblings, add_up_ended, told_once
+from pdcluster_router.processes.siblings import MAX_LIVES_APART, METRICS, Siblings, add_up_ended, counted_once
 
 pytestmark = pytest.mark.anyio
 
@@ -107,7 +107,7 @@ def test_a_process_that_is_added_up_while_a_page_waits_counts_once(tmp_path: Pat
     for life in range(2, MAX_LIVES_APART + 4):
         (tmp_path / f"{life}.last").write_bytes(counted(10))
     add_up_ended(tmp_path, set())
-    running, ended = told_once(tmp_path, {1: counted(1), 2: counted(10)})
+    running, ended = counted_once(tmp_path, {1: counted(1), 2: counted(10)})
     assert running == [counted(1)]
     assert sum(_number(text) for text in ended) == 10 * (MAX_LIVES_APART + 2)
 
@@ -174,5 +174,5 @@ def test_one_that_still_runs_is_not_added_up(tmp_path: Path) -> None:
 
 def _numbers(folder: Path, running: set[int]) -> list[float]:
     told = dict.fromkeys(running, b"")
-    texts = told_once(folder, told)[1]
+    texts = counted_once(folder, told)[1]
     return [float(line.split()[-1]) for text in texts for line in text.splitlines() if not line.startswith("#")]

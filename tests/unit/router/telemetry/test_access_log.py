@@ -12,7 +12,7 @@ from pdcluster_protocol.access import AccessLine
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.telemetry.answer_facts import AnswerFacts, StreamFacts
-from pdcluster_router.telemetry.access_log import PAUSE_S, AccessLog, Told, add_answer, add_told, end, word_of
+from pdcluster_router.telemetry.access_log import PAUSE_S, AccessLog, EndFacts, add_answer, add_told, end, word_of
 from pdcluster_router.telemetry.failures import FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -107,7 +107,7 @@ def test_each_time_of_a_transfer_has_its_own_begin() -> None:
         transfer_id=TransferId("t"), received_at=1.5, reserved_at=2.0, prefill_sent_at=3.0, prefill_replied_at=4.5
     )
     line = AccessLine()
-    add_told(line, Told(outcome=Outcome.OK, failures=(), left_queue_at=1.25, trace=trace), 1.0)
+    add_told(line, EndFacts(outcome=Outcome.OK, failures=(), left_queue_at=1.25, trace=trace), 1.0)
     assert (line.transfer_id, line.queue_s, line.reservation_s, line.prefill_s) == ("t", 0.25, 1.0, 1.5)
 
 
@@ -123,7 +123,7 @@ def test_what_decode_has_counted_comes_before_what_its_answer_says() -> None:
 
 def test_what_nobody_tells_stays_unknown() -> None:
     line = AccessLine()
-    add_told(line, Told(outcome=Outcome.OVERLOADED, failures=(FailureKind.QUEUE_FULL,), left_queue_at=3.0), 1.0)
+    add_told(line, EndFacts(outcome=Outcome.OVERLOADED, failures=(FailureKind.QUEUE_FULL,), left_queue_at=3.0), 1.0)
     add_answer(line, AnswerFacts(), 1.0)
     add_answer(line, StreamFacts(), 1.0)
     assert (line.outcome, line.failures, line.queue_s) == ("overloaded", ("queue_full",), 2.0)

@@ -7,7 +7,7 @@ import pytest
 from pdcluster_router.core.apis.openai_errors import decode_lost
 from pdcluster_router.core.apis.sse import (
     GAVE_UP,
-    MAX_ERROR_BYTES,
+    MAX_ERROR_EVENT_BYTES,
     ErrorWatch,
     error_event,
     error_of,
@@ -109,9 +109,9 @@ def test_a_text_that_looks_like_an_error_is_passed_on() -> None:
 
 def test_an_error_event_that_never_ends_takes_a_bounded_room() -> None:
     watch = ErrorWatch()
-    for chunk in [b'data: {"error": {"message": "'] + [b"x" * (MAX_ERROR_BYTES // 4)] * 9:
+    for chunk in [b'data: {"error": {"message": "'] + [b"x" * (MAX_ERROR_EVENT_BYTES // 4)] * 9:
         assert watch.feed(chunk) == b""
-    assert len(watch._event or b"") < 1.5 * MAX_ERROR_BYTES
+    assert len(watch._event or b"") < 1.5 * MAX_ERROR_EVENT_BYTES
     assert (watch.has_error, watch.message()) == (True, "an error of more than 1048576 bytes")
 
 

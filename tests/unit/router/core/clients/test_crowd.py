@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcluster_router.core.clients.crowd import Place, may_ask, places_to_clear, places_to_empty
+from pdcluster_router.core.clients.crowd import CallerPlace, may_ask, places_to_clear, places_to_empty
 
 TABLE: dict[str, tuple[str, int, list[int]]] = {
     "the oldest of the only address": ("aaaa", 2, [0, 1]),
@@ -22,7 +22,7 @@ TABLE: dict[str, tuple[str, int, list[int]]] = {
 @pytest.mark.parametrize("case", TABLE)
 def test_who_makes_room(case: str) -> None:
     addresses, num_wanted, cleared = TABLE[case]
-    places = [Place(at, address.lower(), address.isupper()) for at, address in enumerate(addresses)]
+    places = [CallerPlace(at, address.lower(), address.isupper()) for at, address in enumerate(addresses)]
     assert places_to_clear(places, num_wanted) == cleared
 
 
@@ -47,7 +47,9 @@ asks for, and how many of them have no room; which places are emptied."""
 @pytest.mark.parametrize("case", BYTES)
 def test_whose_bytes_make_room(case: str) -> None:
     words, num_bytes, num_needed, emptied = BYTES[case]
-    places = [Place(at, word[0].lower(), word[0].isupper(), int(word[1:])) for at, word in enumerate(words.split())]
+    places = [
+        CallerPlace(at, word[0].lower(), word[0].isupper(), int(word[1:])) for at, word in enumerate(words.split())
+    ]
     assert places_to_empty(places, "x", num_bytes, num_needed) == emptied
     held: dict[str, int] = {}
     for place in places:
@@ -56,7 +58,7 @@ def test_whose_bytes_make_room(case: str) -> None:
 
 
 def test_a_few_bytes_more_are_found_so_that_not_each_call_has_all_places_looked_at() -> None:
-    places = [Place(at, "a", is_in_use=False, num_bytes=1) for at in range(100)]
+    places = [CallerPlace(at, "a", is_in_use=False, num_bytes=1) for at in range(100)]
     assert places_to_empty(places, "x", 1, 1, num_spare=9) == list(range(10))
     assert len(places_to_empty(places, "x", 1, 1, num_spare=500)) == 99
 

@@ -102,6 +102,8 @@ lock: install  ## resolve the dependencies anew
 	  --no-header --constraints requirements/dev.lock -o requirements/build.lock
 	$(BIN)/uv pip compile pyproject.toml --extra router --extra otlp --extra picker --extra operator --universal --python-version 3.11 \
 	  --generate-hashes --no-annotate --no-header --constraints requirements/dev.lock -o requirements/control.lock
+	$(BIN)/uv pip compile requirements/clients.in --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-header -o requirements/clients.lock
 
 clean:    ## remove the virtual environment and every cache in this folder
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -121,6 +121,10 @@ OPTIONS: Final = (
          f"{MESSAGES}test_an_answer_that_decode_gives_up_is_no_answer",
          "tests/contract/test_messages.py::test_the_fakes_stream_is_vllms_byte_for_byte"),
         "engines of vLLM 0.32; the API of 0.23 to 0.31 and 0.33 was read in their wheels"),
+    Row("Llama", "`vllm bench serve`, LangChain", _ENGINES,
+        ("tests/integration/test_vllm_bench.py::test_vllm_bench_serve_has_all_its_answers",
+         "tests/integration/test_langchain.py::test_langchain_says_the_same_of_a_pool_and_of_one_engine"),
+        "vLLM 0.32, langchain-openai 1.7"),
     Row("any", "vllm-ascend 0.23's own connector behind our router (`--engine-dialect vllm-ascend`)", Where.PROCESSES,
         ("tests/contract/test_vllm_ascend.py::test_the_released_connector_is_served_and_the_fake_posts_what_it_posts",
          "tests/integration/test_router_vllm_ascend.py::"

@@ -88,10 +88,11 @@ async def test_it_stays_where_the_other_engine_is_not_healthy() -> None:
     ("body", "gate", "more"),
     [
         (LOCAL, Gate.ANSWER, {}),  # A whole answer may take its time, and nothing is heard of it before.
+        (LOCAL | STREAM, Gate.ANSWER, {}),  # Decode prefills it by itself, which may take its time too.
         (PROMPT, Gate.RESERVE, {"max_decode_attempts": 1}),
         (PROMPT, Gate.ANSWER, {}),  # It has reserved.
     ],
-    ids=["a whole answer", "one attempt", "reserved"],
+    ids=["a whole answer", "a stream without a transfer", "one attempt", "reserved"],
 )
 async def test_it_stays_where_it_may_not_leave(body: dict[str, object], gate: Gate, more: dict[str, Any]) -> None:
     async with running_rig(num_decode=2, **SOON, **more) as rig:

@@ -85,7 +85,7 @@ class Engine:
         self.num_running = 0
         """Requests that are there now."""
         self.num_taken_up = 0
-        """Grows whenever it takes up a request: ``core/engines/uptake.py``."""
+        """Grows whenever decode takes up a request: ``core/engines/uptake.py``."""
         self.load = Load(others=shared)
         self._shared = shared
         self.breaker = Breaker()
@@ -155,8 +155,7 @@ class Engine:
         return breaker.era
 
     def recount(self, num_tokens: int) -> None:
-        """A request that is placed here, and taken up now, has ``num_tokens`` more than was thought; below 0: fewer."""
-        self.num_taken_up += 1
+        """A request that is placed here has ``num_tokens`` more than was thought; below 0: fewer."""
         self.load.outstanding_tokens += num_tokens
         if self._shared is not None:
             self._shared.tell(self.load.outstanding_tokens)
@@ -176,7 +175,6 @@ class Engine:
 
     def began(self, era: Era) -> None:
         """The engine has begun to answer a request of ``era``, or has done its part of that request."""
-        self.num_taken_up += 1
         breaker = self.breaker
         if breaker.circuit is not CLOSED and breaker.began(era):
             self.load.start_slowly(now=self._now())

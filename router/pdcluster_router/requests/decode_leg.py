@@ -111,11 +111,12 @@ class DecodeLeg:
         return self._call
 
     def recount(self, num_prompt_tokens: int) -> None:
-        """Decode has tokenized the prompt: it has exactly ``num_prompt_tokens``."""
+        """Decode has taken the request up, and has tokenized its prompt: it has exactly ``num_prompt_tokens``."""
         num_more = num_prompt_tokens - self._num_prompt_tokens
         self._num_prompt_tokens = num_prompt_tokens
         self._num_tokens += num_more
         if self.engine is not None:
+            self.engine.num_taken_up += 1
             self.engine.recount(num_more)
 
     # What the answer says of the engine.
@@ -125,6 +126,7 @@ class DecodeLeg:
         if self._suspects is not None:
             self._suspects.accuse()
         if self.engine is not None:
+            self.engine.num_taken_up += 1
             self.engine.began(self._era)
 
     def responded(self) -> None:

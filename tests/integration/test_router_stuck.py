@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from fakes.engine import FakeEngine
 from fakes.faults import Gate
-from fakes.router import PROMPT, STREAM, running_rig, send, until
+from fakes.http import RawClient
+from fakes.router import PROMPT, STREAM, Rig, running_rig, send, until
 from integration.test_router_gone import answer_to, asked_of, is_blamed
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
@@ -20,13 +22,17 @@ SOON: dict[str, Any] = {"idle_timeout_s": LIMIT_S}
 LOCAL = {**PROMPT, "echo": True}
 
 
+async def ask_one_that_is_stuck(rig: Rig, body: dict[str, Any]) -> tuple[RawClient, FakeEngine, FakeEngine]:
+    """The client, the engine with its request, and the other one. Neither takes anything up."""
+    for engine in rig.decodes:
+        engine.close_gate(Gate.RESERVE)
+    return await send(rig, body), *(await asked_of(rig.decodes))
+
+
 @pytest.mark.parametrize("body", [PROMPT, STREAM], ids=["plain", "stream"])
-async def test_it_leaves_for_an_engine_that_is_free(body: dict[str, object]) -> None:
+async def test_it_leaves_for_an_engine_that_is_free(body: dict[str, Any]) -> None:
     async with running_rig(num_decode=2, **SOON) as rig:
-        for engine in rig.decodes:
-            engine.close_gate(Gate.RESERVE)
-        client = await send(rig, body)
-        stuck, other = await asked_of(rig.decodes)
+        client, stuck, other = await ask_one_that_is_stuck(rig, body)
         other.open_gate(Gate.RESERVE)
         assert (await answer_to(client)).status == 200
         assert len(other.seen) == 1
@@ -39,10 +45,7 @@ async def test_it_leaves_for_an_engine_that_is_free(body: dict[str, object]) -> 
 @pytest.mark.parametrize("gate", [Gate.PREFILL, Gate.SECOND_TOKEN], ids=["reserves", "begins answers"])
 async def test_it_leaves_for_an_engine_that_takes_up_others(gate: Gate) -> None:
     async with running_rig(num_decode=2, **SOON) as rig:
-        for engine in rig.decodes:
-            engine.close_gate(Gate.RESERVE)
-        client = await send(rig, PROMPT)
-        stuck, other = await asked_of(rig.decodes)
+        client, stuck, other = await ask_one_that_is_stuck(rig, PROMPT)
         other.open_gate(Gate.RESERVE)
         holds = rig.prefill if gate is Gate.PREFILL else other
         holds.close_gate(gate)
@@ -71,10 +74,7 @@ async def test_it_stays_where_none_takes_up_anything(num_decode: int) -> None:
 
 async def test_it_stays_where_the_other_engine_is_not_healthy() -> None:
     async with running_rig(num_decode=2, probe_interval_s=0.05, **SOON) as rig:
-        for engine in rig.decodes:
-            engine.close_gate(Gate.RESERVE)
-        client = await send(rig, PROMPT)
-        own, other = await asked_of(rig.decodes)
+        client, own, other = await ask_one_that_is_stuck(rig, PROMPT)
         other.health_status = 500  # It says nothing of the engine's core.
         await until(lambda: not all(one.is_healthy for one in rig.router.services.engines[Role.DECODE]))
         await asyncio.sleep(3 * LIMIT_S)
@@ -94,7 +94,7 @@ async def test_it_stays_where_the_other_engine_is_not_healthy() -> None:
     ],
     ids=["a whole answer", "a stream without a transfer", "one attempt", "reserved"],
 )
-async def test_it_stays_where_it_may_not_leave(body: dict[str, object], gate: Gate, more: dict[str, Any]) -> None:
+async def test_it_stays_where_it_may_not_leave(body: dict[str, Any], gate: Gate, more: dict[str, Any]) -> None:
     async with running_rig(num_decode=2, **SOON, **more) as rig:
         for engine in rig.decodes:
             engine.close_gate(gate)

@@ -163,19 +163,19 @@ def _inherited(seat: Seat) -> list[socket.socket]:
 def _keep(settings: Settings, secret: Secret, reread: Reread | None, argv: Sequence[str], *, reads_files: bool) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # Until the keeper hears them.
     raise_open_file_limit()
-    places = _places_for(settings)
-    port, internal_port = places.ports
+    sockets = _sockets_for(settings)
+    port, internal_port = sockets.ports
     try:
         _tell_where(settings.model_copy(update={"port": port, "internal_port": internal_port}), secret)
         command = (sys.executable, "-P", "-m", "pdcluster_router", *argv)
-        keeper = Keeper(places, command, partial(_drain_s, settings, reread), reads_files=reads_files)
+        keeper = Keeper(sockets, command, partial(_drain_s, settings, reread), reads_files=reads_files)
     except ConfigError:
-        places.close()
+        sockets.close()
         raise
     return asyncio.run(serve(keeper))
 
 
-def _places_for(settings: Settings) -> ListeningSockets:
+def _sockets_for(settings: Settings) -> ListeningSockets:
     """Raises: ConfigError: As ``bind``."""
     bound: list[socket.socket] = []
     try:

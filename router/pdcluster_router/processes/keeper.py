@@ -100,7 +100,7 @@ class Keeper:
 
     def __init__(
         self,
-        places: ListeningSockets,
+        sockets: ListeningSockets,
         command: Sequence[str],
         read_drain_s: Callable[[], float],
         *,
@@ -114,15 +114,15 @@ class Keeper:
         Raises:
             ConfigError: No folder can be made for the processes.
         """
-        self._places = places
+        self._sockets = sockets
         self._command = command
         self._read_drain_s = read_drain_s
         self._drain_s = read_drain_s()
         """The longest that any process may have read."""
         self._reads_files = reads_files
         self._look_s = look_s
-        self._succession = Succession(len(places.clients))
-        self.num_seats = SEATS_PER_PLACE * len(places.clients)
+        self._succession = Succession(len(sockets.clients))
+        self.num_seats = SEATS_PER_PLACE * len(sockets.clients)
         self._running: dict[int, _OneProcess] = {}
         self._num_lives = 0
         self._status: int | None = None
@@ -248,7 +248,7 @@ class Keeper:
         logger.info("process started place=%d seat=%d pid=%d", place, seat, process.pid)
 
     async def _spawn(self, place: int, seat: int, words: int) -> Process:
-        with self._places.new_calls() as calls:
+        with self._sockets.new_calls() as calls:
             given = self._seat(place, seat, calls, words)
             return await asyncio.create_subprocess_exec(
                 *self._command,
@@ -258,16 +258,16 @@ class Keeper:
             )
 
     def _seat(self, place: int, number: int, calls: socket.socket, words: int) -> Seat:
-        port, internal_port = self._places.ports
+        port, internal_port = self._sockets.ports
         return Seat(
             number=number,
             life=self._num_lives,
             num_seats=self.num_seats,
             folder=self._folder,
-            client_file=self._places.clients[place].fileno(),
-            internal_file=self._places.internals[place].fileno(),
+            client_file=self._sockets.clients[place].fileno(),
+            internal_file=self._sockets.internals[place].fileno(),
             calls_file=calls.fileno(),
-            host=self._places.host,
+            host=self._sockets.host,
             port=port,
             internal_port=internal_port,
             calls_port=calls.getsockname()[1],
@@ -317,7 +317,7 @@ class Keeper:
         for seat in list(self._running):
             self._signal(seat, signal.SIGKILL)
         await asyncio.gather(*(one.end for one in self._running.values() if one.end is not None))
-        self._places.close()
+        self._sockets.close()
         self._loads.close()
         for file in (*self._life_line, self._folder_file):
             os.close(file)

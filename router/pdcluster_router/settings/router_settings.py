@@ -157,9 +157,9 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     clients that are silent for minutes have stopped."""
     keep_alive_s: float = Field(default=15.0, ge=0, le=3600)
     """Seconds of silence after which a stream gets a comment, which clients ignore, so that no proxy cuts it off while
-    it waits for room, for prefill, or between two tokens. After the first comment an error comes in the stream, not
-    as a status. 0: no comments. 15: what the standard of event streams advises; proxies cut
-    after 30 s at the earliest, and what fails at once still has its status."""
+    it waits for room, for prefill, or between two tokens. After the first comment an error comes in the stream, not as
+    a status. 0: no comments. 15: what the standard of event streams advises; proxies cut after 30 s at the earliest,
+    and what fails at once still has its status."""
     prefill_timeout_s: float = Field(default=300.0, gt=0, le=86400)
     """Seconds for the answer of one prefill attempt, within the time until the first byte. Half of that, so that
     another attempt or decode itself still has time."""

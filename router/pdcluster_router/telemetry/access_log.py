@@ -2,7 +2,7 @@
 
     HotCycle, Page --ended()--> AccessLog --the loop's next turn: line_of()--> LineFile
                                                                   ^
-    Record, queue ---------------- EndFacts --------------------------+
+    Record, queue -------------- EndFacts ------------------------+
 
 ``docs/operations.md`` explains the fields. No body, key, header or query is in any of them, no address but the
 client's.

@@ -18,6 +18,9 @@ from pdcluster_router.core.apis.openai_errors import ApiError, message_of, parse
 
 MAX_FIRST_EVENT_BYTES: Final = 256 * 1024
 """A first event longer than this is no error message; it is relayed without a look."""
+MAX_ERROR_EVENT_BYTES: Final = 1 << 20
+"""The most bytes that are kept of the event that breaks off a stream, but for a chunk."""
+_ENDLESS: Final = f"an error of more than {MAX_ERROR_EVENT_BYTES} bytes"
 
 UNBUFFERED: Final = b"x-accel-buffering: no\r\n"
 """A header line of each stream: else an nginx in front holds tokens back."""
@@ -91,11 +94,6 @@ def first_mark(answer: bytes | bytearray, marks: Mapping[bytes, str]) -> tuple[i
         if at >= 0 and not 0 <= first < at:
             first, said = at, why
     return first, said
-
-
-MAX_ERROR_EVENT_BYTES: Final = 1 << 20
-"""The most bytes that are kept of the event that breaks off a stream, but for a chunk."""
-_ENDLESS: Final = f"an error of more than {MAX_ERROR_EVENT_BYTES} bytes"
 
 
 class ErrorWatch:

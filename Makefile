@@ -84,9 +84,10 @@ chart: install  ## write what is made of charts/pdcluster: values, schema, READM
 	@$(BIN)/python -m tools.crds
 	@$(BIN)/python -m tools.chart
 
-kube: install  ## a Kubernetes control plane and an OpenTelemetry collector for tests, from source: about eight minutes, once
+kube: install  ## Kubernetes' control plane, Prometheus' rules and an OpenTelemetry collector for tests: nine minutes, once
 	@$(BIN)/python -m tests.control_plane
 	@$(BIN)/python -m tests.collector
+	@$(BIN)/python -m tests.prometheus
 
 e2e: install  ## stories on a real cluster: a node of our own in a box (root; see e2e/README.md), or that of KUBECONFIG
 	@tools/e2e_packages.sh

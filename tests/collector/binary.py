@@ -1,30 +1,21 @@
-"""Builds a real OpenTelemetry collector from Go modules, once for each version of its sources, and runs it.
+"""Builds and runs a real OpenTelemetry collector.
 
-It is made of OpenTelemetry's own receiver for OTLP and its own exporter to a file: ``main.go`` only names them. Built
-in two minutes; kept in pdcluster's cache, under a name made from the sources' hash.
+It is made of OpenTelemetry's own receiver for OTLP and its own exporter to a file: ``main.go`` only names them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from control_plane.binaries import BuildError, NotBuiltError, find_go
+from go_program import GoProgram
 from patience import PATIENCE_S
-from pdcluster_cli.models.tiny_model import cache_root
 
-HERE: Final = Path(__file__).resolve().parent
-NEEDED_GO: Final = (1, 25)
-BUILD_LIMIT_S: Final = 3600.0
 _CONFIG: Final = """\
 receivers:
   otlp:
@@ -39,51 +30,11 @@ service:
 """
 
 
-def place() -> Path:
-    """Where this version is kept; it may not be built yet."""
-    sources = b"\0".join((HERE / name).read_bytes() for name in ("main.go", "go.mod", "go.sum"))
-    return cache_root(os.environ) / "collector" / hashlib.sha256(sources).hexdigest()[:12]
-
-
-def find_collector() -> Path:
-    """The program.
-
-    Raises:
-        NotBuiltError: It is not built.
-    """
-    if not place().is_file():
-        raise NotBuiltError("the OpenTelemetry collector is not built yet: make kube (about two minutes, once)")
-    return place()
-
-
-def build() -> None:
-    """The program is there.
-
-    Raises:
-        BuildError: No Go, no module, or no success.
-    """
-    wanted = place()
-    if wanted.is_file():
-        return
-    wanted.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".making-", dir=wanted.parent) as making:
-        made = Path(making) / "collector"
-        go = str(find_go(os.environ, NEEDED_GO))
-        command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", str(made), "."]
-        env = {**os.environ, "GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "0"}
-        done = subprocess.run(command, cwd=HERE, env=env, capture_output=True, text=True, timeout=BUILD_LIMIT_S)
-        if done.returncode != 0:
-            raise BuildError(f"the collector could not be built:\n{done.stderr[-2000:]}")
-        made.rename(wanted)
+COLLECTOR: Final = GoProgram("the OpenTelemetry collector", Path(__file__).resolve().parent)
 
 
 def main() -> int:
-    try:
-        build()
-    except BuildError as error:
-        print(f"pdcluster: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return COLLECTOR.build_or_say()
 
 
 @contextmanager
@@ -92,7 +43,7 @@ def real_collector(folder: Path, port: int) -> Iterator[Path]:
     taken, config = folder / "spans.json", folder / "collector.yaml"
     config.write_text(_CONFIG.format(port=port, path=taken))
     with (folder / "collector.log").open("wb") as log:
-        process = subprocess.Popen([find_collector(), "--config", f"file:{config}"], stdout=log, stderr=log)
+        process = subprocess.Popen([COLLECTOR.find(), "--config", f"file:{config}"], stdout=log, stderr=log)
     try:
         yield taken
     finally:

@@ -40,7 +40,7 @@ _NPU_ALIGNMENT_BYTES: Final = 2 << 20
 
 
 class DeviceFault(RuntimeError):
-    """The device reports failed work and does not say of which thread. The device object has counted the error."""
+    """The device reports that work has failed, but not which thread's. The device object has counted the error."""
 
 
 class Device(Protocol):

@@ -38,7 +38,7 @@ _PROTECTORS: Final[list[_Protect]] = []
 def ask_before_writes(protect: _Protect) -> None:
     """``protect`` gets the connector's metadata of each step before the V2 runner writes. Ends with ``ask_no_more``.
 
-    Where the V1 runner runs nothing happens. Call it once the runner has been made.
+    It does nothing if the V1 runner runs. Call it once the runner has been made.
     """
     if _MODULE not in sys.modules:
         return

@@ -1,4 +1,5 @@
-"""The base of all models of the API: their spelling, that they never change, and the rules that a server checks.
+"""The base of all models of the API: how their fields are spelled, that they are frozen, and the rules that the API
+server checks.
 
 A ``Rule`` is data. It is written in CEL because the API server refuses a bad object, before anybody acts on it; nothing
 here evaluates it. Source of truth: Kubernetes 1.35, "CustomResourceDefinition validation rules".
@@ -52,8 +53,8 @@ class Rule:
     are strings. ``short``: the message where that one cannot be made (Kubernetes allows 5,120 characters). ``path``:
     the field that is named, relative to the rule's own.
 
-    ``format`` and not ``+``: the API server takes the length of ``string(number)`` for unbounded, and what is joined to
-    it for too costly; a format costs its template.
+    ``format`` and not ``+``: the API server takes ``string(number)`` for a text of any length, and refuses a rule that
+    joins such a text as too costly. A format costs its template.
     """
 
     holds: str

@@ -132,7 +132,7 @@ class RouterServer(uvicorn.Server):
         self.should_exit = True
 
     def _leave(self, seat: Seat) -> None:
-        """Other processes take the new connections. This one answers its own until they have ended, and engines."""
+        """Other processes take the new connections. This one answers those that it has, and engines, until they end."""
         self.router.is_leaving = True
         for server in self.servers:
             if server.sockets and server.sockets[0].getsockname()[1] in (seat.port, seat.internal_port):

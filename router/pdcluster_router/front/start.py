@@ -115,7 +115,7 @@ def _picker_warnings_of(settings: Settings) -> list[str]:
 
 
 def _check_files(settings: Settings, *, are_several: bool) -> None:
-    """Raises: ConfigError: A file cannot be used, a package is missing, or it is nothing for several processes."""
+    """Raises: ConfigError: A file cannot be used, a package is missing, or several processes cannot share one."""
     if settings.trace_file is not None:
         TraceFile(settings.trace_file).close()
     if are_several and settings.access_log == STDOUT:

@@ -18,7 +18,7 @@ from pdcluster_router.requests.blame import Suspects
 from pdcluster_router.requests.request import ClientRequest
 
 _UNKNOWN: Final = frozenset((401, 403, 404))
-"""Statuses of an unknown key or model: all engines answer so, or only this one, started with other options."""
+"""Statuses of an unknown key or model. Either all engines answer so, or only this one has other options."""
 
 _IS_STUCK: Final = (
     "it takes up no request: for %.0f s it reserved nothing and began no answer, though it answers /health and another "

@@ -26,7 +26,7 @@ from pdcluster_cli.models.tiny_model import cache_root
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 INSTALL_S: Final = 180
-STORIES: Final = ("test_node", "test_first_pool", "test_changes", "test_faults", "test_last_day")
+STORIES: Final = ("test_node", "test_first_pool", "test_status_page", "test_changes", "test_faults", "test_last_day")
 """First what others stand on, last what takes it away."""
 
 

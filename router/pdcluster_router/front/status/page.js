@@ -60,7 +60,7 @@
     const how = `${one.status || "-"} ${one.error || one.outcome || "a bug of the router"}${after}`;
     const tokens = one.prompt_tokens === undefined ? "" : `${one.prompt_tokens} (${one.cached_tokens || 0})`;
     return row([
-      `${seconds(one.ended_s)} ago`, word(one.request_id), word(one.alias_of ? `${one.model} = ${one.alias_of}` : one.model || ""), word(one.client || ""), made("td", how, one.fate === "failed" ? "bad" : ""),
+      `${seconds(one.ended_s)} ago`, made("td", one.request_id, "word id"), word(one.alias_of ? `${one.model} = ${one.alias_of}` : one.model || ""), word(one.client || ""), made("td", how, one.fate === "failed" ? "bad" : ""),
       tokens, seconds(one.read_s), seconds(one.first_byte_s), seconds(one.total_s), drawn,
     ]);
   };

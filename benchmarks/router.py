@@ -36,7 +36,10 @@ SECRET = load_secret(os.environ, host="127.0.0.1")
 PATH = "/v1/completions"
 PAIR = json.dumps({"model": "m", "prompt": "x" * 1000, "max_tokens": 16}).encode()
 LOCAL = json.dumps({"model": "m", "prompt": "x" * 1000, "max_tokens": 16, "echo": True}).encode()
-ANSWER_BODY = json.dumps({"id": "cmpl-1", "choices": [{"index": 0, "text": "y" * 200}]}).encode()
+USAGE = {"prompt_tokens": 250, "total_tokens": 266, "completion_tokens": 16, "prompt_tokens_details": None}
+ANSWER_FIELDS = {"id": "cmpl-1", "choices": [{"index": 0, "text": "y" * 200}], "usage": USAGE}
+ANSWER_BODY = json.dumps(ANSWER_FIELDS, separators=(",", ":")).encode()
+"""As vLLM writes it: the router reads ``usage``."""
 ANSWER = (
     b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER_BODY) + ANSWER_BODY
 )

@@ -18,6 +18,7 @@ import pytest
 
 from fakes.faults import Gate
 from fakes.http import RawClient, request_bytes
+from fakes.reservations import PROMPT_TOKENS
 from fakes.router import COMPLETIONS, PROMPT, STREAM
 from integration.authorities import make_authority
 from integration.processes import descendants, is_running
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.anyio
 NUM = 2
 FILES = (("cert", ".crt"), ("key", ".key"))
 OK = 'pdcluster_router_requests_total{outcome="ok"}'
+PROMPT_SUM = 'pdcluster_router_model_prompt_tokens_sum{model="m"}'
 _FOLDER = re.compile(r'"folder":"([^"]+)"')
 STREAM_BODY = json.dumps(STREAM).encode()
 
@@ -108,6 +110,7 @@ async def test_all_processes_serve_and_pages_are_their_sums_and_sighup_reaches_a
             assert answer.status == 200
         for _ in range(2 * NUM):  # Whichever process is asked.
             assert await scene.metric(OK) == len(clients)
+            assert await scene.metric(PROMPT_SUM) == len(clients) * PROMPT_TOKENS
             pool = (await scene.get("/pdcluster/pool", is_internal=True)).json()
             assert [one["name"] for one in pool["engines"]] == ["prefill-0", "prefill-1", "decode-0", "decode-1"]
             assert pool["ended"] == {"ok": len(clients)}

@@ -14,6 +14,7 @@ Document = dict[str, Any]
 
 _POOL: Final = 'namespace=~"$namespace", pdcluster_dev_cluster=~"$pool"'
 """Selector of the pools that a panel shows. ServiceMonitors' ``targetLabels`` add the label of the pool."""
+_TOKENS: Final = ("prompt", "cached", "answer")
 _WIDTH: Final = 12
 _HEIGHT: Final = 8
 _COLUMNS: Final = 24 // _WIDTH
@@ -47,9 +48,9 @@ def _quantile(phase: str, quantile: float) -> Line:
     return Line(f"histogram_quantile({quantile}, sum by (le) ({buckets}))", f"p{round(quantile * 100)}")
 
 
-def _most_wait_by(labels: str, seconds: str) -> Line:
-    legend = " ".join(f"{{{{{label}}}}}" for label in labels.split(", "))
-    buckets = f"rate({seconds}_bucket{{POOL}}[$__rate_interval])"
+def _most_by(labels: str, histogram: str, which: str = "") -> Line:
+    legend = " ".join([*(f"{{{{{label}}}}}" for label in labels.split(", ")), which]).strip()
+    buckets = f"rate({histogram}_bucket{{POOL}}[$__rate_interval])"
     return Line(f"histogram_quantile(0.9, sum by (le, {labels}) ({buckets}))", legend)
 
 
@@ -86,14 +87,26 @@ PANELS: Final = (
         "Time to the first byte of each model",
         "Nine of ten requests wait no longer. Adapters count as models; without a name: a model that no engine lists.",
         "s",
-        (_most_wait_by("model", "pdcluster_router_model_first_byte_seconds"),),
+        (_most_by("model", "pdcluster_router_model_first_byte_seconds"),),
+    ),
+    Panel(
+        "Time of a token of each model",
+        "After the first one, on average over a stream that tells usage; nine of ten streams are no slower.",
+        "s",
+        (_most_by("model", "pdcluster_router_model_token_seconds"),),
+    ),
+    Panel(
+        "Tokens of prompts and answers of each model",
+        "Nine of ten requests have no more: in the prompt, of these cached on decode, in an answer that tells usage.",
+        "short",
+        tuple(_most_by("model", f"pdcluster_router_model_{which}_tokens", which) for which in _TOKENS),
     ),
     Panel(
         "Answer of each engine",
         "Nine of ten calls take no longer: to prefill's whole answer, or to the first byte of decode's. One engine far "
         "above the others of its role has a slow machine or a slow link.",
         "s",
-        (_most_wait_by("role, engine", "pdcluster_router_engine_answer_seconds"),),
+        (_most_by("role, engine", "pdcluster_router_engine_answer_seconds"),),
     ),
     Panel(
         "Requests in flight and waiting",

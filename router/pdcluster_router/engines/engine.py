@@ -18,8 +18,8 @@ from pdcluster_router.core.engines.listing import Listing
 from pdcluster_router.core.engines.load import Load
 from pdcluster_router.core.engines.membership import EngineState, Member
 from pdcluster_router.core.engines.outage import Outage, Sign, sign_of_failure, sign_of_status
+from pdcluster_router.core.telemetry.histogram import COARSE, Histogram
 from pdcluster_router.core.telemetry.scrub import scrub
-from pdcluster_router.core.telemetry.seconds import COARSE, Seconds
 from pdcluster_router.engines.trust import EngineTrust
 from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
@@ -90,7 +90,7 @@ class Engine:
         self._shared = shared
         self.breaker = Breaker()
         self.outage = Outage()
-        self.answered = Seconds(COARSE)
+        self.answered = Histogram(COARSE)
         """From a call to its answer, as ``EngineSample`` has it. Requests add to it."""
         self.listing: Listing | None = None
         """The models that it serves; None: it has not told this router."""

@@ -156,10 +156,10 @@ class Exchange:
             self._attempts.succeeded()
         self._handle(_FIRST_BYTE)
 
-    def answered(self, status: int) -> None:
+    def answered(self, status: int, end: bytes | bytearray) -> None:
         self._decode.succeeded()
         self._services.answers.saw(self._relay.num_bytes, is_stream=self._request.body.is_stream)
-        self.record.answered(status, _OK)
+        self.record.answered(status, _OK, end=end)
         self._handle(_DECODE_DONE)
 
     def refused(self, refusal: DecodeRefusal) -> None:

@@ -247,7 +247,7 @@ class FanOut:
         self._stream(events)
         if self._num_left:
             return
-        self._record.answered(_OK)
+        self._record.answered(_OK, events)
         self._end()
         self._cycle.end()
 
@@ -264,7 +264,7 @@ class FanOut:
 
     def _answer(self, body: bytes) -> None:
         self._record.began()
-        self._record.answered(_OK)
+        self._record.answered(_OK, body)
         self._end()
         self._cycle.answer(_OK, body, self._lines)
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import RequestTrace
+from pdcluster_router.core.telemetry.answer_facts import END_BYTES
 from pdcluster_router.requests.part import PartCycle
 from pdcluster_router.requests.record import Record
 from pdcluster_router.requests.request import ClientRequest
@@ -49,6 +50,7 @@ class PartsRecord:
         self._ended_at: float | None = None
         self._status: int | None = None
         self._error = ""
+        self._answer_end = b""
         self._told: EndFacts | None = None
         """The result of ``told``, once the record is written."""
 
@@ -58,10 +60,12 @@ class PartsRecord:
 
     def began(self) -> None:
         """The client gets the first bytes of an answer that is no error."""
-        self._services.metrics.first_bytes_of(self._model).add(self._services.now() - self._received_at)
+        numbers = self._services.metrics.models.of(self._model)
+        numbers.first_byte.add(self._services.now() - self._received_at)
 
-    def answered(self, status: int) -> None:
-        """The client has the whole answer."""
+    def answered(self, status: int, end: bytes) -> None:
+        """The client has the whole answer. ``end``: its last bytes."""
+        self._answer_end = end[-END_BYTES:]
         self._end(Outcome.OK, status)
 
     def part_failed(self, part: PartCycle, status: int | None, code: str) -> None:
@@ -89,6 +93,8 @@ class PartsRecord:
         told = self._told
         if told.outcome is not None:
             services.metrics.ended(told.outcome)
+        if told.outcome is Outcome.OK:
+            services.metrics.models.of(self._model).answered(told.trace, self._answer_end)
         services.metrics.took(Span.TOTAL, (self._ended_at or services.now()) - self._received_at)
         if services.kept.is_on:
             row = replace(self.row(), ended_at_unix_s=services.unix_now())

@@ -21,7 +21,7 @@ from pdcluster_router.core.apis.rewrite import Parts
 from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Timeouts
-from pdcluster_router.core.telemetry.seconds import COARSE
+from pdcluster_router.core.telemetry.histogram import COARSE
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.requests.blame import Suspects, blame_for
@@ -98,9 +98,9 @@ class PrefillAttempts:
         """The prefill engine has answered without an error, so long after its call."""
         if self._engine is not None:
             self._engine.began(self._era)
-            answered = self._engine.answered  # ``Seconds.add``, without a call.
+            answered = self._engine.answered  # ``Histogram.add``, without a call.
             answered.counts[bisect_left(COARSE, seconds)] += 1
-            answered.total_s += seconds
+            answered.total += seconds
 
     def succeeded(self) -> None:
         """Decode answers with the KV of the newest attempt: only that proves that the attempt succeeded."""

@@ -16,9 +16,10 @@ from pdcluster_protocol.metaserver import PrefillOutcome, failed
 from pdcluster_protocol.params import LocalPrefill
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, NO_DECODE, ApiError, no_engine
+from pdcluster_router.core.apis.rewrite import Bytes
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Phase
-from pdcluster_router.core.telemetry.seconds import COARSE
+from pdcluster_router.core.telemetry.histogram import COARSE
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.requests.relay import DecodeRefusal
 from pdcluster_router.requests.request import ClientRequest
@@ -52,6 +53,7 @@ class Record:
         "_error",
         "_failures",
         "_is_local_prefill",
+        "_is_one_stream",
         "_is_part",
         "_is_stream",
         "_line",
@@ -86,6 +88,8 @@ class Record:
         self._read_s, self._turn_s = request.read_s, request.turn_s
         self._turns_ahead = request.turns_ahead
         self._is_part = request.is_part
+        self._is_one_stream = request.body.is_stream and request.has_transfer
+        """Whether the answer is a stream of one sequence, for sure: decode alone serves those of several."""
         self._started_at = started_at
         self._attempt = 0
         self._sent_at = 0.0
@@ -160,8 +164,11 @@ class Record:
             services.metrics.took(_FIRST_BYTE_SPAN, at_s)
         self._moments += (at_s, _FIRST_BYTE, self._decode_name, 0, "")
 
-    def answered(self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None) -> None:
-        """The client has its answer, or has left. ``status``: of the answer; None: the client got no whole answer."""
+    def answered(
+        self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None, end: Bytes = b""
+    ) -> None:
+        """The client has its answer, or has left. ``status``: of the answer; None: the client got no whole answer.
+        ``end``: the last bytes of decode's answer."""
         line, metrics = self._line, self._services.metrics
         line.ended_at = now = self._services.now()
         line.status = status
@@ -170,13 +177,14 @@ class Record:
             self._error = error.code if isinstance(error, ApiError) else ENGINE_ERROR
         if outcome is _OK and self._decode is not None and line.first_byte_at is not None:
             answered, seconds = self._decode.answered, line.first_byte_at - self._sent_at
-            answered.counts[bisect_left(COARSE, seconds)] += 1  # ``Seconds.add``, without a call.
-            answered.total_s += seconds
+            answered.counts[bisect_left(COARSE, seconds)] += 1  # ``Histogram.add``, without a call.
+            answered.total += seconds
             if not self._is_part:
-                of_model = metrics.first_bytes.get(self._model) or metrics.first_bytes_of(self._model)
-                seconds = line.first_byte_at - line.received_at
-                of_model.counts[bisect_left(COARSE, seconds)] += 1
-                of_model.total_s += seconds
+                numbers = metrics.models.known.get(self._model) or metrics.models.of(self._model)
+                numbers.answered(line, end, now - line.first_byte_at if self._is_one_stream else None)
+                answered, seconds = numbers.first_byte, line.first_byte_at - line.received_at
+                answered.counts[bisect_left(COARSE, seconds)] += 1
+                answered.total += seconds
         if not self._is_part:
             metrics.took(_TOTAL_SPAN, now - line.received_at)
             metrics.ended(outcome)

@@ -74,8 +74,8 @@ class RelayOwner(Protocol):
         """The client now gets the first bytes: from here on there is no other answer."""
         ...
 
-    def answered(self, status: int) -> None:
-        """The client has decode's whole answer."""
+    def answered(self, status: int, end: Bytes) -> None:
+        """The client has decode's whole answer. ``end``: its last bytes."""
         ...
 
     def refused(self, refusal: DecodeRefusal) -> None:
@@ -104,6 +104,7 @@ class Relay:
         "_api",
         "_call",
         "_cycle",
+        "_end",
         "_head",
         "_held",
         "_is_event_stream",
@@ -131,6 +132,8 @@ class Relay:
         self._head: ResponseHead | None = None
         self._is_event_stream = False
         self._held: Bytes = b""
+        self._end: Bytes = b""
+        """The last bytes of an answer that has begun for the client; all of one that began when it was whole."""
         self.num_bytes = 0
         """Body bytes that decode has sent."""
         self.is_paused = False
@@ -299,7 +302,7 @@ class Relay:
             return  # It was broken off above.
         self._state = _OVER
         self._cycle.end()
-        self._owner.answered(head.status)
+        self._owner.answered(head.status, self._end)
 
     def _look_at_the_beginning(self) -> None:
         head = self._head
@@ -354,7 +357,9 @@ class Relay:
         self._state = _RELAYING
         if self._is_event_stream or (self._api.unfinished is None and len(held) != head.content_length):
             self._watch = self._api.watch(self._marks)  # Else the answer is whole, and was checked.
-            held = self._watch.feed(held)
+            held, self._end = self._watch.feed(held), self._watch.end
+        else:
+            self._end = held
         # A stream goes without decode's length, which counts neither comments nor an event that tells an error.
         length = None if self._is_event_stream else head.content_length
         self._cycle.start(head.status, self._lines_of(head), length, held)

@@ -1,4 +1,4 @@
-"""All metrics of the router, declared here: name, unit, labels and their bounds.
+"""All metrics of the router, declared here and for models in ``model_metrics.py``: name, unit, labels and their bounds.
 
 Labels are bounded by enums, by the known engines and by the file of keys, never by what a client or an engine sends.
 Each router has its own registry, so several can live in one process. Counts of each request are kept here and handed
@@ -29,15 +29,14 @@ from prometheus_client.registry import Collector
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.clients.key_limits import KeyUses
 from pdcluster_router.core.engines.placement import Home
-from pdcluster_router.core.telemetry.seconds import COARSE, FINE, Seconds, histogram_text
+from pdcluster_router.core.telemetry.histogram import FINE, Histogram, histogram_text
 from pdcluster_router.telemetry.collectors import LabelCounts, LabelNumbers, Total
 from pdcluster_router.telemetry.failures import FailureKind
+from pdcluster_router.telemetry.model_metrics import ModelMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 _PREFIX = "pdcluster_router_"
-_MAX_MODELS = 100
-"""Models with seconds of their own, adapters among them. More than so many count together, without a name."""
 
 
 class Outcome(Enum):
@@ -87,7 +86,7 @@ class EngineSample:
     state: str
     is_up: bool | None
     is_ejected: bool
-    answered: Seconds
+    answered: Histogram
     """From a call to its answer: prefill's whole one, or the first byte of decode's."""
 
 
@@ -106,10 +105,9 @@ class Metrics:
         self._ejected = dict.fromkeys(Role, 0)
         ejections = "Engines left alone for a while because they failed"
         self._registry.register(LabelCounts(_PREFIX + "engine_ejections", ejections, "role", self._ejected))
-        self._seconds = {span: Seconds() for span in Span}
+        self._seconds = {span: Histogram() for span in Span}
         self._registry.register(_SpanSeconds(self._seconds))
-        self.first_bytes: dict[str, Seconds] = {}
-        """By model, as ``first_bytes_of`` has made them."""
+        self.models = ModelMetrics()
         self._samples: Callable[[], Iterable[EngineSample]] = tuple
         self._waits: dict[str, _Wait] = {}
         """By the key's name."""
@@ -164,15 +162,9 @@ class Metrics:
         self._ejected[role] += 1
 
     def took(self, span: Span, seconds: float) -> None:
-        one = self._seconds[span]  # ``Seconds.add``, without a call.
+        one = self._seconds[span]  # ``Histogram.add``, without a call.
         one.counts[bisect_left(FINE, seconds)] += 1
-        one.total_s += seconds
-
-    def first_bytes_of(self, model: str) -> Seconds:
-        """From requests for ``model`` to the first byte of answers that ended well. ``model``: a name that engines
-        list, or empty, so that no client can make series. Look in ``first_bytes`` before."""
-        name = model if model in self.first_bytes or len(self.first_bytes) < _MAX_MODELS else ""
-        return self.first_bytes.setdefault(name, Seconds(COARSE))
+        one.total += seconds
 
     def waited(self, client: str, seconds: float) -> None:
         """A request was in the queue for so long. ``client``: the name of its key."""
@@ -239,19 +231,13 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         by_url = {(sample.role, sample.url): sample for sample in self._samples()}  # An old pod's engine may still end.
         engines = (({"role": role, "engine": url}, one.answered) for (role, url), one in by_url.items())
-        models = (({"model": model}, seconds) for model, seconds in self.first_bytes.items())
         own = histogram_text(_PREFIX + "engine_answer_seconds", _ENGINES, engines)
-        own += histogram_text(_PREFIX + "model_first_byte_seconds", _MODELS, models)
-        return generate_latest(self._registry) + own.encode()
+        return generate_latest(self._registry) + (own + self.models.text(_PREFIX + "model_")).encode()
 
 
 _ENGINES = (
     "Seconds from a call to an engine to its answer, by role and URL: prefill's whole answer without an error, or the "
     "first byte of decode's, if that ended well"
-)
-_MODELS = (
-    "Seconds from a request's arrival to the first body byte of an answer that ended well, by the model as engines "
-    "list it. The label is empty for unnamed and unlisted models, and for models after the first 100"
 )
 
 
@@ -323,7 +309,7 @@ class _Waits(Collector):
 class _SpanSeconds(Collector):
     """The seconds of all spans, as a histogram."""
 
-    def __init__(self, seconds: dict[Span, Seconds]) -> None:
+    def __init__(self, seconds: dict[Span, Histogram]) -> None:
         self._seconds = seconds
 
     def collect(self) -> Iterator[Metric]:
@@ -333,7 +319,7 @@ class _SpanSeconds(Collector):
             labels=("phase",),
         )
         for span, one in self._seconds.items():
-            family.add_metric((span.value,), one.buckets(), sum_value=one.total_s)
+            family.add_metric((span.value,), one.buckets(), sum_value=one.total)
         yield family
 
 

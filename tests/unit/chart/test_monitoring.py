@@ -28,7 +28,7 @@ from pdcluster_operator.work_queue import RunOutcome as LookOutcome
 from pdcluster_protocol import labels
 from pdcluster_router.core.clients.key_limits import KeyLimits, KeyUses, LimitedBy
 from pdcluster_router.core.engines.placement import Home, new_tally
-from pdcluster_router.core.telemetry.seconds import Seconds
+from pdcluster_router.core.telemetry.histogram import Histogram
 from pdcluster_router.telemetry.failures import FailureKind as RouterKind
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics, Outcome, Span
 
@@ -53,7 +53,7 @@ LEADING = "pdcluster_operator_leading"
 WATCHED: dict[str, tuple[Any, ...]] = {
     "watch_certificate": (lambda: 2e9,),
     "watch_discovery": (lambda: True,),
-    "watch_engines": (lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True, False, Seconds())],),
+    "watch_engines": (lambda: [EngineSample("prefill", "http://p:8000", "r1", "serving", True, False, Histogram())],),
     "watch_homes": ({role: new_tally() for role in labels.Role},),
     "watch_in_flight": (lambda: 0,),
     "watch_keep_alives": (lambda: 0,),
@@ -71,7 +71,7 @@ def router_series() -> dict[str, set[str]]:
     for name, watched in WATCHED.items():
         getattr(metrics, name)(*watched)
     metrics.waited("team-a", 0.5)
-    metrics.first_bytes_of("llama").add(0.5)
+    metrics.models.of("llama")
     return series_in(metrics.render())
 
 

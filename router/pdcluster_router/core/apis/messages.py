@@ -123,7 +123,7 @@ class MessagesWatch(ErrorWatch):
         self._is_whole = False
 
     def feed(self, chunk: bytes) -> bytes:
-        self._is_whole = self._is_whole or _WHOLE in self._tail + chunk
+        self._is_whole = self._is_whole or _WHOLE in self.end[-self._num_torn :] + chunk
         return super().feed(chunk)
 
     def problem_at_end(self) -> str:

@@ -37,6 +37,11 @@ when vLLM stops: the answer has status 200 and the text so far. No text that a m
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
 """Bytes that mark an answer as unfinished by its engine, each with the reason that the client is told."""
 
+END_BYTES: Final = 1024
+"""How many bytes of a stream's end are kept, at least: its ``usage`` is among them."""
+_MOST_KEPT_BYTES: Final = 2 * END_BYTES
+"""A kept end that is longer is cut to ``END_BYTES``, so that not every chunk costs a cut."""
+
 _BLANK_LINES: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
 
@@ -100,7 +105,7 @@ class ErrorWatch:
     """Looks for the event that breaks off a stream that has begun. One per stream. Searches each chunk once for an
     error event, and once for each mark."""
 
-    __slots__ = ("_event", "_given_up", "_is_error_torn", "_marks", "_num_kept", "_tail")
+    __slots__ = ("_event", "_given_up", "_is_error_torn", "_marks", "_num_torn", "end")
 
     late_error: ClassVar[bytes] = _LATE_ERROR
     """A line end, and how an error event begins."""
@@ -109,11 +114,13 @@ class ErrorWatch:
 
     def __init__(self, marks: Mapping[bytes, str] = GAVE_UP) -> None:
         self._marks = marks
-        self._num_kept = max(map(len, (self.late_error, *marks)))
+        self._num_torn = max(map(len, (self.late_error, *marks)))
+        """So many bytes before a chunk may be the beginning of what the chunk goes on with."""
         self._given_up = ""
         self._is_error_torn = False
         """Whether the beginning of the error event was passed on before the event was known to be an error."""
-        self._tail = b"\n"
+        self.end = bytearray(b"\n".rjust(self._num_torn))
+        """The last bytes of the stream. It grows in place: no chunk is copied for it."""
         self._event: bytes | None = None
 
     @property
@@ -124,12 +131,12 @@ class ErrorWatch:
     @property
     def is_torn(self) -> bool:
         """Whether an event has been passed on in part: the next bytes would be taken for its rest."""
-        return not self._tail.endswith(_BLANK_LINES) if self._event is None else self._is_error_torn
+        return not self.end.endswith(_BLANK_LINES) if self._event is None else self._is_error_torn
 
     @property
     def is_between_events(self) -> bool:
         """Whether the passed-on bytes end with a whole event: the next bytes are then a block of their own."""
-        return self._event is None and self._tail.endswith(_BLANK_LINES)
+        return self._event is None and self.end.endswith(_BLANK_LINES)
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the stream that may be passed on: ``chunk`` itself, or its part before an error event."""
@@ -137,24 +144,28 @@ class ErrorWatch:
             if len(self._event) < MAX_ERROR_EVENT_BYTES:
                 self._event += chunk
             return b""
-        seen = self._tail + chunk
-        if seen.find(self.late_error) >= 0:  # Not ``in``: of bytes in bytes it takes Python twice as long.
-            return self._break_off(seen, chunk)
+        end = self.end
+        begin = len(end) - self._num_torn
+        end += chunk
+        if end.find(self.late_error, begin) >= 0:  # Not ``in``, which has no begin.
+            return self._break_off(bytes(end[begin:]), chunk)
         for mark in self._marks:
-            if seen.find(mark) >= 0:
-                return self._break_off(seen, chunk)
-        self._tail = seen[-self._num_kept :]
+            if end.find(mark, begin) >= 0:
+                return self._break_off(bytes(end[begin:]), chunk)
+        if len(end) > _MOST_KEPT_BYTES:
+            del end[:-END_BYTES]
         return chunk
 
     def _break_off(self, seen: bytes, chunk: bytes) -> bytes:
-        """The part of ``chunk`` before the event that breaks the stream off. ``seen``: with the tail before it."""
+        """The part of ``chunk`` before the event that breaks the stream off. ``seen``: with ``_num_torn`` bytes before
+        it."""
         found = seen.find(self.late_error)
         if found < 0:
             begin, self._given_up = first_mark(seen, self._marks)
             found = seen.rfind(self.event_begin, 0, begin)
         self._event = seen[found + 1 :]
-        self._is_error_torn = found + 1 < len(self._tail)
-        return chunk[: max(0, found + 1 - len(self._tail))]
+        self._is_error_torn = found + 1 < self._num_torn
+        return chunk[: max(0, found + 1 - self._num_torn)]
 
     def message(self) -> str | None:
         """Why the engine broke off: the reason of a mark, or the message of its error event. None: the engine has not

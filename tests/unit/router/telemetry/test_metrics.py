@@ -1,10 +1,16 @@
-"""The seconds of a request's spans, as Prometheus reads them."""
+"""The seconds of a request's spans, and the numbers of each model, as Prometheus reads them."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdcluster_protocol.ids import TransferId
+from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.telemetry.metrics import Metrics, Span
+from pdcluster_router.telemetry.model_metrics import MAX_MODELS, ModelMetrics
 
 
 def test_a_span_counts_in_its_bucket_and_in_all_longer_ones_and_in_the_sum() -> None:
@@ -22,9 +28,40 @@ def test_a_span_counts_in_its_bucket_and_in_all_longer_ones_and_in_the_sum() -> 
     assert said[f'{name}_count{{phase="prefill"}}'] == "0.0"
 
 
-def test_of_many_models_only_a_hundred_have_seconds_of_their_own() -> None:
+@pytest.mark.parametrize("family", ["first_byte_seconds", "answer_tokens"])
+def test_of_many_models_only_a_hundred_have_numbers_of_their_own(family: str) -> None:
     metrics = Metrics()
     for number in (*range(300), *range(300)):
-        metrics.first_bytes_of(f"adapter-{number}").add(1.0)
-    found = re.findall(r'model_first_byte_seconds_count{model="(.*)"} (\d+)', metrics.render().decode())
+        numbers = metrics.models.of(f"adapter-{number}")
+        numbers.first_byte.add(1.0)
+        numbers.answer_tokens.add(7)
+    found = re.findall(rf'model_{family}_count{{model="(.*)"}} (\d+)', metrics.render().decode())
     assert {name: int(count) for name, count in found} == {"": 400, **{f"adapter-{number}": 2 for number in range(100)}}
+
+
+def test_a_model_that_is_known_keeps_its_numbers_when_there_are_too_many() -> None:
+    models = ModelMetrics()
+    first, *_ = [models.of(f"adapter-{number}") for number in range(2 * MAX_MODELS)]
+    assert models.of("adapter-0") is first
+    assert models.of("made up") is models.of("") is models.known[""]
+    assert len(models.known) == MAX_MODELS + 1
+
+
+def test_tokens_are_in_the_text_with_their_buckets_and_sums() -> None:
+    metrics = Metrics()
+    prompt = RequestTrace(transfer_id=TransferId("t"), received_at=0.0, prompt_tokens=300, cached_tokens=0)
+    metrics.models.of('a "b"').answered(prompt, b'{"usage":{"completion_tokens":17}}', 0.16)
+    samples = [one for family in text_string_to_metric_families(metrics.render().decode()) for one in family.samples]
+    numbers = {
+        (one.name.removeprefix("pdcluster_router_model_"), one.labels.get("le")): one.value
+        for one in samples
+        if one.labels.get("model") == 'a "b"'
+    }
+    assert numbers["prompt_tokens_bucket", "256.0"] == 0
+    assert numbers["prompt_tokens_bucket", "512.0"] == 1
+    assert numbers["prompt_tokens_sum", None] == 300
+    assert numbers["cached_tokens_bucket", "0.0"] == 1
+    assert numbers["answer_tokens_sum", None] == 17
+    assert numbers["token_seconds_bucket", "0.005"] == 0
+    assert numbers["token_seconds_bucket", "0.01"] == 1
+    assert numbers["first_byte_seconds_count", None] == 0

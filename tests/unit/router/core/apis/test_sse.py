@@ -6,6 +6,7 @@ import pytest
 
 from pdcluster_router.core.apis.openai_errors import decode_lost
 from pdcluster_router.core.apis.sse import (
+    END_BYTES,
     GAVE_UP,
     MAX_ERROR_EVENT_BYTES,
     ErrorWatch,
@@ -14,6 +15,7 @@ from pdcluster_router.core.apis.sse import (
     first_event_end,
     given_up_in,
 )
+from pdcluster_router.core.telemetry import answer_facts
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,20 @@ def test_an_event_that_gives_up_is_found_however_the_stream_is_cut_into_chunks(s
     assert passed.startswith(GIVEN_UP[: GIVEN_UP.index(b"\n\n") + 2])
     assert b'"abort"' not in passed
     assert watch.is_torn is (len(passed) > GIVEN_UP.index(b"\n\n") + 2)
+
+
+@pytest.mark.parametrize("size", [1, 7, 200, 5000, 90_000])
+def test_the_end_of_a_stream_is_kept_and_little_more(size: int) -> None:
+    watch, stream = ErrorWatch(), b"".join(b'data: {"n": %d}\n\n' % number for number in range(4000))
+    for start in range(0, len(stream), size):
+        chunk = stream[start : start + size]
+        assert watch.feed(chunk) is chunk
+        assert len(watch.end) <= 2 * END_BYTES
+    assert watch.end.endswith(stream[-END_BYTES:])
+
+
+def test_what_is_kept_of_an_end_is_what_is_searched_for_usage() -> None:
+    assert END_BYTES == answer_facts.END_BYTES
 
 
 def test_a_text_about_a_request_that_is_given_up_is_passed_on() -> None:

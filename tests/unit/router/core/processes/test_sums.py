@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.processes.sums import counts_in, summed
-from pdcluster_router.core.telemetry.seconds import COARSE, Seconds
+from pdcluster_router.core.telemetry.histogram import COARSE, Histogram
 from pdcluster_router.telemetry.failures import FailureKind
 from pdcluster_router.telemetry.metrics import EngineSample, Metrics, Outcome, Span
 
@@ -21,7 +21,7 @@ def of_a_process(num_ok: int, seconds: float, *, is_up: bool = True, queued: int
     metrics.discovery_failed.inc()
     metrics.watch_in_flight(lambda: 3)
     metrics.watch_queue(lambda: queued, lambda: 0, lambda: 0)
-    answered = Seconds(COARSE)
+    answered = Histogram(COARSE)
     answered.add(seconds)
     metrics.watch_engines(
         lambda: [EngineSample("decode", "http://a\u2028b:1", "r", "serving", is_up, not is_up, answered)]
@@ -90,9 +90,21 @@ def test_counts_may_be_added_up_in_steps() -> None:
 
 def test_a_metric_that_only_one_process_has_is_kept() -> None:
     other = Metrics()
-    other.first_bytes_of("m").add(1.0)
+    other.models.of("m").first_byte.add(1.0)
     text = summed([of_a_process(1, 1.0), other.render().decode()])
     assert number(text, "pdcluster_router_model_first_byte_seconds_count", model="m") == 1
+
+
+def test_the_tokens_of_a_model_are_added_and_a_process_that_has_ended_keeps_its_own() -> None:
+    texts = []
+    for num_answer in (3, 5, 90):
+        one = Metrics()
+        one.models.of("m").answered(None, b'{"usage":{"completion_tokens":%d}}' % num_answer)
+        texts.append(one.render().decode())
+    text = summed(texts[:2], texts[2:])
+    name = "pdcluster_router_model_answer_tokens"
+    assert (number(text, f"{name}_sum", model="m"), number(text, f"{name}_count", model="m")) == (98, 3)
+    assert [number(text, f"{name}_bucket", model="m", le=bound) for bound in ("0.0", "16.0", "256.0")] == [0, 2, 3]
 
 
 def test_of_when_a_count_began_the_first_one_counts() -> None:

@@ -32,9 +32,12 @@ ANTHROPIC = b'{"input_tokens":3,"output_tokens":2,"cache_read_input_tokens":4,"c
         (b'{"usage":{"input_tokens":3,"output_tokens":2}}', TokenCounts(3, 2)),
         (b'{"usage":{"prompt_tokens":1}} {"usage":{"prompt_tokens":2}}', TokenCounts(2)),
         (b'{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}', TokenCounts(7)),
+        (b'{"usage":{"a":{"b":1},"c":{"d":2},"prompt_tokens":7},"e":{}}', TokenCounts(7)),
+        (b'{"usage"\n:\t{"prompt_tokens":7}}', TokenCounts(7)),
+        (bytearray(b'{"usage":{"prompt_tokens":7}}'), TokenCounts(7)),
     ],
 )
-def test_the_last_usage_counts(end: bytes, counts: TokenCounts) -> None:
+def test_the_last_usage_counts(end: bytes | bytearray, counts: TokenCounts) -> None:
     assert token_counts_in(end) == counts
 
 
@@ -54,6 +57,10 @@ def test_the_last_usage_counts(end: bytes, counts: TokenCounts) -> None:
         b'{"usage":{"prompt_tokens":' + b"9" * 400 + b"}}",
         b'{"usage":' + b"[" * END_BYTES,
         b'{"usage":\xff\xfe{"prompt_tokens":1}}',
+        b'{"usage":null,"other":{"prompt_tokens":1}}',
+        b'{"usage":' + b'{"a":' * 300 + b"}" * 301,
+        b'{"usage":{"a":{"prompt_tokens":7}',
+        b'{"usage":{"prompt_tokens":7}}' + b" " * END_BYTES,
     ],
 )
 def test_what_says_nothing_counts_nothing(end: bytes) -> None:

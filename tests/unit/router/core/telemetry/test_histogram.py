@@ -7,22 +7,22 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from pdcluster_router.core.telemetry.seconds import COARSE, Seconds, histogram_text
+from pdcluster_router.core.telemetry.histogram import COARSE, Histogram, histogram_text
 
 HOSTILE = 'a"b\\c\nd{},='
 
 
-def filled(*times: float) -> Seconds:
-    seconds = Seconds(COARSE)
+def filled(*times: float) -> Histogram:
+    histogram = Histogram(COARSE)
     for time in times:
-        seconds.add(time)
-    return seconds
+        histogram.add(time)
+    return histogram
 
 
 def test_a_bound_belongs_to_its_own_bucket_and_nothing_is_too_long() -> None:
-    seconds = filled(0.05, 0.051, 1e9)
-    assert seconds.buckets()[:2] == [("0.05", 1), ("0.1", 2)]
-    assert seconds.buckets()[-2:] == [("60.0", 2), ("+Inf", 3)]
+    histogram = filled(0.05, 0.051, 1e9)
+    assert histogram.buckets()[:2] == [("0.05", 1), ("0.1", 2)]
+    assert histogram.buckets()[-2:] == [("60.0", 2), ("+Inf", 3)]
 
 
 def test_the_text_is_what_the_library_writes() -> None:
@@ -31,8 +31,8 @@ def test_the_text_is_what_the_library_writes() -> None:
     class Known(Collector):
         def collect(self) -> list[HistogramMetricFamily]:
             family = HistogramMetricFamily("x_seconds", "How long.", labels=("role", "engine"))
-            for labels, seconds in series:
-                family.add_metric(tuple(labels.values()), seconds.buckets(), sum_value=seconds.total_s)
+            for labels, histogram in series:
+                family.add_metric(tuple(labels.values()), histogram.buckets(), sum_value=histogram.total)
             return [family]
 
     registry = CollectorRegistry()

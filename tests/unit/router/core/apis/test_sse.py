@@ -6,8 +6,8 @@ import pytest
 
 from pdcluster_router.core.apis.openai_errors import decode_lost
 from pdcluster_router.core.apis.sse import (
-    END_BYTES,
     GAVE_UP,
+    KEPT_BYTES,
     MAX_ERROR_EVENT_BYTES,
     ErrorWatch,
     error_event,
@@ -15,7 +15,7 @@ from pdcluster_router.core.apis.sse import (
     first_event_end,
     given_up_in,
 )
-from pdcluster_router.core.telemetry import answer_facts
+from pdcluster_router.core.telemetry.answer_facts import token_counts_in
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,21 @@ def test_the_end_of_a_stream_is_kept_and_little_more(size: int) -> None:
     for start in range(0, len(stream), size):
         chunk = stream[start : start + size]
         assert watch.feed(chunk) is chunk
-        assert len(watch.end) <= 2 * END_BYTES
-    assert watch.end.endswith(stream[-END_BYTES:])
+        assert len(watch.end) <= 2 * KEPT_BYTES
+    assert watch.end.endswith(stream[-KEPT_BYTES:])
 
 
-def test_what_is_kept_of_an_end_is_what_is_searched_for_usage() -> None:
-    assert END_BYTES == answer_facts.END_BYTES
+def test_what_is_kept_of_an_end_has_the_usage_of_vllms_longest_last_events() -> None:
+    chunk = b'data: {"id":"chatcmpl-%b","choices":[],"usage":%b,"system_fingerprint":null}\n\ndata: [DONE]\n\n'
+    details = (
+        b'"prompt_tokens_details":{"audio_tokens":null,"cached_tokens":123456789},"completion_tokens_details":null'
+    )
+    usage = b'{"prompt_tokens":123456789,"total_tokens":123456789,"completion_tokens":123456789,%b}' % details
+    watch = ErrorWatch()
+    watch.feed(b"x" * 2 * KEPT_BYTES)
+    watch.feed(chunk % (b"f" * 32, usage))
+    watch.feed(b"")
+    assert token_counts_in(watch.end[-KEPT_BYTES:]).output_tokens == 123456789
 
 
 def test_a_text_about_a_request_that_is_given_up_is_passed_on() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -21,7 +20,8 @@ from pdcluster_router.core.engines.outage import Outage, Sign, sign_of_failure, 
 from pdcluster_router.core.telemetry.histogram import COARSE, Histogram
 from pdcluster_router.core.telemetry.scrub import scrub
 from pdcluster_router.engines.trust import EngineTrust
-from pdcluster_router.http.connection import Call, Request, ResponseHead, ResponseLost, ResponseSink
+from pdcluster_router.http.answers import Collector, Fetched, LostError
+from pdcluster_router.http.connection import Call, Request, ResponseSink
 from pdcluster_router.http.connections import ConnectionPool, IdleConnections, PoolLimits
 from pdcluster_router.processes.shared_loads import SharedLoad
 
@@ -29,14 +29,6 @@ MAX_FETCHED_BYTES = 16 << 20
 _SERVING: Final = EngineState.SERVING
 """A name of its own: each request reads it."""
 _POST: Final = b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n%b\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """A whole response."""
-
-    head: ResponseHead
-    body: bytes
 
 
 class NoWholeAnswer(Unavailable):
@@ -199,10 +191,10 @@ class Engine:
         connections."""
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._fetch_once(self._get("/health"), _Collector(), is_probe=True)
+                answer = await self._fetch_once(self._get("/health"), Collector(MAX_FETCHED_BYTES), is_probe=True)
         except TimeoutError:
             return Sign.SILENT
-        except _LostError as error:
+        except LostError as error:
             lost = error.lost
             return sign_of_failure(lost.error_number, is_ours=lost.is_ours or lost.is_untrusted)
         return sign_of_status(answer.head.status)
@@ -216,32 +208,31 @@ class Engine:
         request = self._get(path, headers)
         if body is not None:
             request = (_POST % (path.encode(), self._host, len(body), headers), body)
-        collector = _Collector()
+        collector = Collector(MAX_FETCHED_BYTES)
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._fetch_once(request, collector)
         except TimeoutError as error:
             reason = f"{self.name} sent no answer within {timeout_s:.3g} s"
             raise NoWholeAnswer(reason, is_unsent=not collector.is_sent, is_late=True) from error
-        except _LostError as error:
-            lost = error.lost
-            reason, is_too_large = scrub(f"{self.name}: {error}"), lost is _TOO_LARGE
-            raise NoWholeAnswer(reason, is_unsent=lost.is_unsent, is_too_large=is_too_large) from error
+        except LostError as error:
+            reason, is_unsent = scrub(f"{self.name}: {error}"), error.lost.is_unsent
+            raise NoWholeAnswer(reason, is_unsent=is_unsent, is_too_large=error.is_too_large) from error
 
     async def _fetch_once(
-        self, request: Request, collector: _Collector, *, is_probe: bool = False, fresh: bool = False
+        self, request: Request, collector: Collector, *, is_probe: bool = False, fresh: bool = False
     ) -> Fetched:
         """Sends the request. If an idle connection was found closed, sends it again on a new one."""
         call = self.pool.send(request, collector, fresh=fresh, is_exempt=is_probe)
         try:
             return await collector.done
-        except _LostError as error:
+        except LostError as error:
             if fresh or not error.lost.is_stale:
                 raise
         finally:
             collector.is_sent = call.connection is not None
             call.close()
-        again = _Collector()
+        again = Collector(MAX_FETCHED_BYTES)
         try:
             return await self._fetch_once(request, again, is_probe=is_probe, fresh=True)
         finally:
@@ -252,40 +243,3 @@ class Engine:
 
     async def close(self) -> None:
         await self.pool.close()
-
-
-_TOO_LARGE: Final = ResponseLost(f"the answer is larger than {MAX_FETCHED_BYTES} bytes")
-
-
-class _LostError(Exception):
-    def __init__(self, lost: ResponseLost) -> None:
-        super().__init__(lost.reason)
-        self.lost = lost
-
-
-class _Collector:
-    """Waits for a whole response."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
-        self.is_sent = False
-        """Whether a connection had the request, once it is over."""
-        self._head: ResponseHead | None = None
-        self._body = bytearray()
-
-    def on_head(self, head: ResponseHead) -> None:
-        self._head = head
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-        if len(self._body) > MAX_FETCHED_BYTES:
-            self.on_lost(_TOO_LARGE)
-
-    def on_end(self) -> None:
-        assert self._head is not None
-        if not self.done.done():
-            self.done.set_result(Fetched(self._head, bytes(self._body)))
-
-    def on_lost(self, lost: ResponseLost) -> None:
-        if not self.done.done():
-            self.done.set_exception(_LostError(lost))

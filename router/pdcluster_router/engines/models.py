@@ -16,8 +16,9 @@ from pdcluster_protocol.errors import NO_JSON, Unavailable
 from pdcluster_router.core.apis.openai_errors import NO_DECODE
 from pdcluster_router.core.engines.catalog import lists_that_differ
 from pdcluster_router.core.engines.listing import joined, read_listing, with_aliases
-from pdcluster_router.engines.engine import Engine, Fetched
+from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster
+from pdcluster_router.http.answers import Fetched
 
 TIMEOUT_S: Final = 10.0
 """Seconds for one engine. No request on the hot path waits for it."""

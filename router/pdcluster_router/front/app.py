@@ -44,7 +44,6 @@ from pdcluster_router.core.apis.openai_errors import (
     not_ready,
     responses_not_served,
 )
-from pdcluster_router.engines.engine import Fetched
 from pdcluster_router.engines.health import Probes, missing_engines
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
 from pdcluster_router.front.pages import LoggedPages, page_of, tell_error
@@ -56,6 +55,7 @@ from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.front.sibling_pages import beside_siblings, metrics, pool, requests_named, status
 from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEADERS
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
+from pdcluster_router.http.answers import Fetched
 from pdcluster_router.processes.seat import Seat, internal_ports
 from pdcluster_router.services import Services
 from pdcluster_router.settings.router_settings import Settings

@@ -24,9 +24,10 @@ from pdcluster_router.core.apis.openai_errors import (
 )
 from pdcluster_router.core.apis.rewrite import BadBody, parse_body
 from pdcluster_router.core.clients.room import RoomLimit
-from pdcluster_router.engines.engine import Engine, Fetched, NoWholeAnswer
+from pdcluster_router.engines.engine import Engine, NoWholeAnswer
 from pdcluster_router.front.pages import page_of
 from pdcluster_router.front.router import Router
+from pdcluster_router.http.answers import Fetched
 
 QUESTIONS: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
 """Each takes a POST."""

@@ -42,8 +42,20 @@ class NoAgreementError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class TlsCures:
+    """The cures where there is no agreement, in words for people."""
+
+    no_tls: str = "start it with --ssl-certfile and --ssl-keyfile, or name it by plain http, for requests in the clear"
+    wrong_name: str = "give it one for that name, or name one that it has with --engine-tls-name"
+    unknown_issuer: str = "name the file of its authority with --engine-ca"
+
+
+OF_ENGINES: Final = TlsCures()
+
+
+@dataclass(frozen=True, slots=True)
 class EngineDoor:
-    """The common part of all connections to one engine with TLS."""
+    """The common part of all connections to one engine, or another server, with TLS."""
 
     context: Callable[[], ssl.SSLContext]
     """Returns the current context."""
@@ -56,6 +68,7 @@ class EngineDoor:
     """Called when the engine has sent bytes after an agreement: it has accepted our certificate."""
     on_refused: Callable[[str], None]
     """Called with the reason for each connection on which TLS fails."""
+    cures: TlsCures = OF_ENGINES
 
 
 class EngineTls(TlsTransport):
@@ -140,7 +153,7 @@ class EngineTls(TlsTransport):
         elif self._rest is None:
             return
         if self._rest is not None and not self._has_begun and self._rest[0] not in (_ALERT, _HANDSHAKE):
-            self._refuse(_NO_TLS)
+            self._refuse(f"it speaks no TLS, and it is to be asked by https: {self._door.cures.no_tls}")
             return
         self._has_begun = self._rest is not None
         try:
@@ -197,10 +210,6 @@ class EngineTls(TlsTransport):
 
 
 _SEE_LOG: Final = "see its log"
-_NO_TLS: Final = (
-    "it speaks no TLS, and it is to be asked by https: start it with --ssl-certfile and --ssl-keyfile, or name it by "
-    "plain http, for requests in the clear"
-)
 _OUR_CERTIFICATE: Final = "give the router one that the engine trusts: --engine-cert and --engine-key"
 _SEE_LOG_TOO: Final = f"{_SEE_LOG}; if it asks for certificates, {_OUR_CERTIFICATE}"
 _UNHEARD: Final = (
@@ -223,16 +232,13 @@ def _certificate_problem(error: ssl.SSLCertVerificationError, shown: dict[str, A
     code, said = error.verify_code, error.verify_message.rstrip(".")
     names = _names_in(shown)
     if code in _WRONG_NAME:
-        return (
-            f"its certificate is for {names}, and {door.name} was expected: give it one for that name, or name one "
-            "that it has with --engine-tls-name"
-        )
+        return f"its certificate is for {names}, and {door.name} was expected: {door.cures.wrong_name}"
     if code in _WRONG_TIME and (valid := _days_in(shown)):
         return f"its certificate for {names} is valid from {valid}, and not now ({said}): renew it, or set the clock"
     if code in _UNKNOWN_ISSUER:
         return (
             f"its certificate for {names} is signed by {_common_name(shown)!r}, and {door.authorities} do not know "
-            f"that one ({said}): name the file of its authority with --engine-ca"
+            f"that one ({said}): {door.cures.unknown_issuer}"
         )
     return f"its certificate for {names} is refused ({said}): give it one that is for servers"
 

@@ -96,12 +96,12 @@ e2e: install  ## stories on a real cluster: a node of our own in a box (root; se
 lock: install  ## resolve the dependencies anew
 	$(BIN)/uv pip compile requirements/bootstrap.in --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header -o requirements/bootstrap.lock
-	$(BIN)/uv pip compile pyproject.toml --extra router --extra otlp --extra picker --extra connector --extra operator --extra cpu --group dev \
+	$(BIN)/uv pip compile pyproject.toml --extra router --extra otlp --extra picker --extra jwt --extra connector --extra operator --extra cpu --group dev \
 	  --override requirements/overrides.txt --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header -o requirements/dev.lock
 	$(BIN)/uv pip compile requirements/build.in --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header --constraints requirements/dev.lock -o requirements/build.lock
-	$(BIN)/uv pip compile pyproject.toml --extra router --extra otlp --extra picker --extra operator --universal --python-version 3.11 \
+	$(BIN)/uv pip compile pyproject.toml --extra router --extra otlp --extra picker --extra jwt --extra operator --universal --python-version 3.11 \
 	  --generate-hashes --no-annotate --no-header --constraints requirements/dev.lock -o requirements/control.lock
 	$(BIN)/uv pip compile requirements/clients.in --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header -o requirements/clients.lock

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
     ("extras", "options"),
     [
         (["router"], ()),
-        (["router", "otlp", "picker"], ()),
+        (["router", "otlp", "picker", "jwt"], ()),
         (["operator"], ()),
         (["router", "operator"], ()),
         (["router", "connector", "cpu"], OVERRIDE),

@@ -131,8 +131,8 @@ async def test_without_the_extras_packages_one_line_names_the_extra() -> None:
     assert b"pip install 'pdcluster[router,picker]'" in said
 
 
-async def test_a_router_imports_neither_the_packages_of_a_picker_nor_the_client_of_the_api_server_unasked() -> None:
-    names = ("pdcluster_router.front.server", "grpc", "google.protobuf", "cryptography", "aiohttp")
+async def test_a_router_imports_no_package_of_a_picker_of_tokens_or_of_the_api_servers_client_unasked() -> None:
+    names = ("pdcluster_router.front.server", "grpc", "google.protobuf", "cryptography", "jwt", "aiohttp")
     code = f"import sys, pdcluster_router.__main__; print(*(name for name in {names} if name in sys.modules))"
     python = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=PIPE)
     said, _ = await asyncio.wait_for(python.communicate(), PATIENCE_S)

@@ -39,7 +39,7 @@ MACHINE_PATHS: Final = ["/" + folder + "/" for folder in ("work", "root")]
 
 EXTRAS: Final = {
     "protocol": (),
-    "router": ("router", "otlp", "picker"),
+    "router": ("router", "otlp", "picker", "jwt"),
     "connector": ("connector", "cpu"),
     "operator": ("operator",),
     "kube": ("operator",),
@@ -47,7 +47,7 @@ EXTRAS: Final = {
 }
 """Top-level folder to the extras that whoever runs its package has installed."""
 AROUND: Final = ("tests", "tools", "benchmarks", "e2e", "images")
-INSTALLED: Final = ("router", "otlp", "picker", "connector", "operator", "cpu")
+INSTALLED: Final = ("router", "otlp", "picker", "jwt", "connector", "operator", "cpu")
 """The extras that `make install` brings, beside the group `dev`."""
 NEVER_INSTALLED: Final = {"vllm_ascend"}
 """Tests read its released source; `tests/ascend/record.py` imports it where somebody has it."""
@@ -58,6 +58,7 @@ DISTRIBUTIONS: Final = {
     "grpc": "grpcio",
     "helm_python": "helm-python-sdk",
     "huggingface_hub": "huggingface-hub",
+    "jwt": "pyjwt",
     "kubernetes_validate": "kubernetes-validate",
     "xdist": "pytest-xdist",
     "yaml": "pyyaml",

@@ -54,6 +54,7 @@ from pdcluster_router.front.router import Router
 from pdcluster_router.front.server_protocol import ROUTER_STATE
 from pdcluster_router.front.sibling_pages import beside_siblings, metrics, pool, requests_named, status
 from pdcluster_router.front.status_page import DOCUMENT_HEADERS, PAGE, PAGE_HEADERS
+from pdcluster_router.front.tokens.start import running_key_server
 from pdcluster_router.front.verify_page import RESPONSES, SCHEMA, carry_out
 from pdcluster_router.http.answers import Fetched
 from pdcluster_router.processes.seat import Seat, internal_ports
@@ -162,11 +163,12 @@ async def read_overview(request: Request) -> dict[str, object]:
 
 
 async def read_health(request: Request) -> Response:
-    """200 when a prefill and a decode engine of one revision are healthy; otherwise 503 and which engine is missing."""
+    """200 when a prefill and a decode engine of one revision are healthy, and the keys of clients' tokens are known;
+    otherwise 503 and what is missing."""
     router = _router(request)
     if router.is_draining:
         return _error(request, draining())
-    if problem := missing_engines(router.services.roster):
+    if problem := missing_engines(router.services.roster) or router.access.problem:
         return _error(request, not_ready(problem))
     return Response(b'{"status":"ok"}', media_type=_JSON)
 
@@ -242,6 +244,7 @@ def _lifespan(settings: Settings, secret: Secret, seat: Seat | None) -> Lifespan
             async with (
                 asyncio.TaskGroup() as tasks,
                 _watching(tasks, router),
+                running_key_server(router.access.tokens, settings, router.services.handshakes),
                 running_picker(router),
                 beside_siblings(router, seat),
             ):

@@ -118,7 +118,7 @@ class Router:
         self.picker_certificate = picker_certificate_of(settings)
         """None: the picker's port is plain."""
         certificates = (self.certificate, self.internal_certificate, self.picker_certificate, self.services.trust)
-        self.watches = _watches_of(self.access, *certificates, self.services.engine_file)
+        self.watches = [*self.access.watches, *_watches_of(*certificates, self.services.engine_file)]
         """The watches of files that are read anew when they change."""
         self.verifier = Verifier(self.services, self.access.engine_line)
         self.models = Models(self.services.roster, self.services.now, self.services.model_terms.aliases)
@@ -382,7 +382,7 @@ def _addresses_in(settings: Settings) -> ClientAddresses:
     return ClientAddresses(map(parse_network, settings.trusted_proxies), settings.forwarded_header)
 
 
-def _watches_of(*owners: Access | Certificate | EngineTrust | EngineFile | None) -> list[FileWatch]:
+def _watches_of(*owners: Certificate | EngineTrust | EngineFile | None) -> list[FileWatch]:
     return [owner.watch for owner in owners if owner is not None and owner.watch is not None]
 
 

@@ -44,6 +44,7 @@ from pdcluster_router.processes.keeper import LOOK_S
 from pdcluster_router.processes.seat import Seat
 from pdcluster_router.settings.forms import Discovery
 from pdcluster_router.settings.router_settings import Settings
+from pdcluster_router.settings.token_settings import is_url
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 logger = logging.getLogger(__name__)
@@ -328,8 +329,9 @@ def bind(host: str, port: int, flag: str, *, is_shared: bool = False) -> socket.
 def reads_files(settings: Settings) -> bool:
     """Whether ``settings`` name a file that is read anew on SIGHUP."""
     ports = (settings.tls_cert, settings.internal_tls_cert, settings.picker_tls_cert)
+    has_key_set = settings.jwt_key_set is not None and not is_url(settings.jwt_key_set)
     files = (settings.api_key_file, settings.engines_file, settings.engine_ca, settings.engine_cert)
-    return any(file is not None for file in (*ports, *files))
+    return has_key_set or any(file is not None for file in (*ports, *files))
 
 
 def _answer_of(error: ApiError) -> bytes:

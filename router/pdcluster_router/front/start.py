@@ -25,7 +25,7 @@ from pdcluster_protocol.open_files import raise_open_file_limit
 from pdcluster_protocol.secret import SECRET_VARIABLE, Secret, is_loopback
 from pdcluster_router.engines.engine_file import read_engines
 from pdcluster_router.engines.trust import check_engine_files
-from pdcluster_router.front.access import read_keys
+from pdcluster_router.front.access import Access
 from pdcluster_router.front.certificates import certificate_of, internal_certificate_of, picker_certificate_of
 from pdcluster_router.front.picker.start import check_picker
 from pdcluster_router.front.server import RouterServer, bind, listen, reads_files
@@ -94,7 +94,7 @@ def seated(settings: Settings, seat: Seat) -> Settings:
 def warnings_of(settings: Settings, secret: Secret) -> list[str]:
     """Warnings about who may use this router, for the person who starts it; a line each."""
     warnings = []
-    if settings.api_key_file is None:
+    if settings.api_key_file is None and settings.jwt_key_set is None:
         warnings.append("clients are not authenticated: add --api-key-file, or put a gateway in front")
     if settings.tls_cert is None and not is_loopback(settings.host):
         warnings.append("clients are served without TLS: add --tls-cert and --tls-key, or put a gateway in front")
@@ -126,8 +126,7 @@ def _check_files(settings: Settings, *, are_several: bool) -> None:
         )
     if settings.access_log is not None:
         LineFile(settings.access_log, FLAG).close()
-    if settings.api_key_file is not None:
-        read_keys(settings.api_key_file)
+    Access(settings)
     certificate_of(settings)
     internal_certificate_of(settings)
     check_engine_files(settings)

@@ -33,6 +33,7 @@ from pdcluster_router.settings.forms import (
 from pdcluster_router.settings.picker_settings import PickerSettings
 from pdcluster_router.settings.process_settings import ProcessSettings
 from pdcluster_router.settings.span_settings import SPAN_HIDDEN, SPAN_VARIABLES, SpanSettings
+from pdcluster_router.settings.token_settings import TokenSettings
 
 _WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound
 _LAST_PORT = 65535
@@ -40,7 +41,7 @@ TRUSTED_PROXIES_VARIABLE: Final = "PDCLUSTER_TRUSTED_PROXIES"
 MODEL_ALIASES_VARIABLE: Final = "PDCLUSTER_MODEL_ALIASES"
 
 
-class Settings(PickerSettings, ProcessSettings, SpanSettings):
+class Settings(TokenSettings, SpanSettings, ProcessSettings, PickerSettings):
     """All that a router is told. Frozen: others come as a new object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -97,7 +98,7 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     machine."""
     api_key_file: Path | None = None
     """File with the SHA-256 of each key that clients may show, and its limits. None: clients need none, and a gateway
-    must ask."""
+    must ask, unless they need a token (``jwt_key_set``)."""
     api_key_interval_s: float = Field(default=3.0, gt=0, le=3600)
     """Seconds between two looks at that file. 3: a key is good or gone within seconds; a look costs microseconds."""
     tls_cert: Path | None = None
@@ -215,8 +216,7 @@ class Settings(PickerSettings, ProcessSettings, SpanSettings):
     """Bytes of a request's line and headers. 64 KiB, twice what nginx takes by default."""
     client_read_timeout_s: float = Field(default=60.0, gt=0, le=3600)
     """Seconds for a request to arrive whole once it has begun, and for the first one after a connection was made. A
-    body that comes with 16 KiB/s or more has longer. 60: nginx's own; a client that trickles holds a socket no longer.
-    """
+    body that comes with 16 KiB/s or more has longer. 60: nginx's own; who trickles holds a socket no longer."""
     client_idle_s: float = Field(default=75.0, gt=0, le=3600)
     """Seconds an idle client connection is kept. 75: longer than load balancers' usual 60, so that they close first."""
     client_linger_s: float = Field(default=5.0, gt=0, le=60)
@@ -358,9 +358,8 @@ VARIABLES_PREFIX: Final = "PDCLUSTER_ROUTER__"
 """With two underscores: beside a Service ``pdcluster-router`` Kubernetes sets variables that begin with one."""
 SETTINGS_VARIABLE: Final = f"{VARIABLES_PREFIX}SETTINGS"
 
-_PARTS: Final = PickerSettings.model_fields | ProcessSettings.model_fields | SpanSettings.model_fields
 FLAGS: Final = Flags(
-    {name: Settings.model_fields[name] for name in (*Settings.__annotations__, *_PARTS)},
+    {name: Settings.model_fields[name] for name in (*Settings.__annotations__, *Settings.model_fields)},
     named={"prefill_urls": "--prefill", "decode_urls": "--decode", "model_aliases": "--model-alias"},
     hidden=frozenset({"engine_api_key"}) | SPAN_HIDDEN,
     shown={"model_aliases": "NAME=MODEL"},

@@ -27,7 +27,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.clients.key_limits import KeyUses
+from pdcluster_router.core.apis.openai_errors import JWT_PREFIX
+from pdcluster_router.core.clients.key_limits import EVERY_TOKEN, KeyUses
 from pdcluster_router.core.engines.placement import Home
 from pdcluster_router.core.telemetry.histogram import FINE, Histogram, histogram_text
 from pdcluster_router.telemetry.collectors import LabelCounts, LabelNumbers, Total
@@ -167,7 +168,10 @@ class Metrics:
         one.total += seconds
 
     def waited(self, client: str, seconds: float) -> None:
-        """A request was in the queue for so long. ``client``: the name of its key."""
+        """A request was in the queue for so long. ``client``: the name of its key. Clients of tokens are counted as
+        one, for there may be any number of them."""
+        if client.startswith(JWT_PREFIX):
+            client = EVERY_TOKEN
         wait = self._waits.get(client)
         if wait is None:
             wait = self._waits[client] = _Wait()

@@ -16,6 +16,8 @@ BadRequest = Literal["invalid_request", "invalid_http", "invalid_timeout", "inva
 """Codes of a 400."""
 ENGINE_ERROR: Final = "engine_error"
 """Code of an engine's error whose body is no error object."""
+JWT_PREFIX: Final = "jwt:"
+"""Begins the name of each client that shows tokens. No API key's name begins so beside tokens."""
 _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _RETRY_AFTER_S: Final = 2
@@ -160,6 +162,24 @@ def wrong_key() -> ApiError:
     return ApiError(401, _INVALID, "invalid_api_key", message, challenge='Bearer error="invalid_token"')
 
 
+def no_token(issuer: str, or_key: str) -> ApiError:
+    """``or_key``: what clients may show besides; may be empty."""
+    message = f"this router asks for a token (JWT) of {issuer}{or_key}: send it as 'Authorization: Bearer TOKEN'"
+    return ApiError(401, _INVALID, "invalid_token", message, challenge="Bearer")
+
+
+def bad_token(reason: str) -> ApiError:
+    """``reason``: printable ASCII without quotes and backslashes, and no part of the token."""
+    challenge = f'Bearer error="invalid_token", error_description="{reason}"'
+    return ApiError(401, _INVALID, "invalid_token", reason, challenge=challenge)
+
+
+def no_token_keys(issuer: str) -> ApiError:
+    """The token may be good: clients' libraries try again after a 503."""
+    message = f"the router does not know the keys of {issuer} yet, and can check no token: try again later"
+    return ApiError(503, _SERVER, "no_token_keys", message, _RETRY_AFTER_S)
+
+
 NO_DECODE: Final = "no revision has a prefill and a decode engine to use"
 
 
@@ -224,9 +244,14 @@ def queue_full(retry_after_s: int) -> ApiError:
     return ApiError(429, "rate_limit_error", "queue_full", message, retry_after_s)
 
 
+def _subject(client: str) -> str:
+    """A client in an error: by its key's name, or by its token."""
+    return f"the client {client}" if client.startswith(JWT_PREFIX) else f"the API key {client}"
+
+
 def too_many_running(key: str, max_concurrent: int, retry_after_s: int | None) -> ApiError:
     message = (
-        f"the API key {key} may have {max_concurrent} requests at once (max_concurrent), and has as many: "
+        f"{_subject(key)} may have {max_concurrent} requests at once (max_concurrent), and has as many: "
         "wait until one has ended, or ask who runs this router for more"
     )
     return ApiError(429, "rate_limit_error", "too_many_running", message, retry_after_s)
@@ -234,7 +259,7 @@ def too_many_running(key: str, max_concurrent: int, retry_after_s: int | None) -
 
 def too_many_requests(key: str, requests_per_minute: int, retry_after_s: int | None) -> ApiError:
     message = (
-        f"the API key {key} may send {requests_per_minute} requests a minute (requests_per_minute), and has none left: "
+        f"{_subject(key)} may send {requests_per_minute} requests a minute (requests_per_minute), and has none left: "
         f"try again in {retry_after_s} s, or ask who runs this router for more"
     )
     return ApiError(429, "rate_limit_error", "too_many_requests", message, retry_after_s)
@@ -245,7 +270,7 @@ def too_many_tokens(
 ) -> ApiError:
     message = (
         f"this prompt counts as {num_tokens} tokens, and of {prompt_tokens_per_minute} a minute "
-        f"(prompt_tokens_per_minute) the API key {key} has {num_left} left: "
+        f"(prompt_tokens_per_minute) {_subject(key)} has {num_left} left: "
         f"try again in {retry_after_s} s, or ask who runs this router for more"
     )
     return ApiError(429, "rate_limit_error", "too_many_tokens", message, retry_after_s)
@@ -254,7 +279,7 @@ def too_many_tokens(
 def prompt_over_limit(key: str, prompt_tokens_per_minute: int, num_tokens: int) -> ApiError:
     """A 413, because waiting does not help: clients' libraries would try again after a 429."""
     message = (
-        f"this prompt counts as {num_tokens} tokens, and the API key {key} may send {prompt_tokens_per_minute} "
+        f"this prompt counts as {num_tokens} tokens, and {_subject(key)} may send {prompt_tokens_per_minute} "
         "a minute (prompt_tokens_per_minute): shorten it, or ask who runs this router for more"
     )
     return ApiError(413, _INVALID, "prompt_over_limit", message)

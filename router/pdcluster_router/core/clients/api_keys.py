@@ -6,6 +6,9 @@ file.
     60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752  team-b max_concurrent=8 weight=3 priority=-1
     defaults requests_per_minute=600                                          for each key whose line does not say so
 
+Beside tokens of an identity provider a line ``jwt:NAME`` has what a client of tokens may ask for, and the defaults hold
+for each client of tokens that no line names.
+
 A key itself is in no file, log or error: a line holds its SHA-256, and no line is ever quoted.
 """
 
@@ -13,13 +16,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
 
 from pdcluster_protocol.errors import ConfigError
-from pdcluster_router.core.clients.fair_queue import MAX_PRIORITY, MAX_WEIGHT, KeyFlow
+from pdcluster_router.core.apis.openai_errors import JWT_PREFIX
+from pdcluster_router.core.clients.fair_queue import MAX_PRIORITY, MAX_WEIGHT, NO_KEY, KeyFlow
 from pdcluster_router.core.clients.key_limits import MAX_LIMIT, NO_LIMITS, KeyLimits, LimitedBy
 
 MAX_KEYS: Final = 1000
@@ -59,6 +63,11 @@ class ApiKeys:
     limits: Mapping[str, KeyLimits] = field(repr=False)
     """By the key's name. Keys without limits are not in it."""
     _flows: Mapping[str, KeyFlow] = field(repr=False)
+    limits_of_others: KeyLimits = field(default=NO_LIMITS, repr=False)
+    """Of each client of tokens that is not in ``limits``."""
+    _others: KeyFlow = field(default=NO_KEY, repr=False)
+    has_tokens: bool = field(default=False, repr=False)
+    """Whether clients may show tokens in place of keys."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,11 +75,11 @@ class ApiKeys:
 
     @property
     def are_several(self) -> bool:
-        return len(self._digests) > 1
+        return self.has_tokens or len(self._digests) > 1
 
     def flow_of(self, name: str) -> KeyFlow:
-        """The flow of the requests with a key of this name."""
-        return self._flows.get(name) or KeyFlow(name)
+        """The flow of the requests with a key, or a token, of this name."""
+        return self._flows.get(name) or replace(self._others, name=name)
 
     def name_of(self, key: bytes) -> str | None:
         """The name of this key; None: it is no client's. Compares with all keys, so that the time tells nothing."""
@@ -82,8 +91,13 @@ class ApiKeys:
         return found
 
 
-def parse_keys(text: str) -> ApiKeys:
-    """The keys that a file names.
+def only_tokens() -> ApiKeys:
+    """No keys: clients show tokens, without limits."""
+    return ApiKeys((), {}, {}, has_tokens=True)
+
+
+def parse_keys(text: str, *, has_tokens: bool = False) -> ApiKeys:
+    """The keys that a file names. ``has_tokens``: clients may show tokens too, so the file needs no key.
 
     Raises:
         ConfigError: A line has no digest, has the digest of another line, or has limits, a weight or a priority that
@@ -97,19 +111,23 @@ def parse_keys(text: str) -> ApiKeys:
     for number, said in lines:
         if _is_of_defaults(said):
             continue
-        digest, name, settings = _key_line(number, said)
+        digest, name, settings = _key_line(number, said, has_tokens=has_tokens)
         if digest in found:
             raise ConfigError(f"line {number} has the key of {found[digest]} again: remove one of the two")
-        found[digest] = name
+        if digest:
+            found[digest] = name
         if said_of.setdefault(name, settings) != settings:
             cure = "write the same in both"
             raise ConfigError(f"line {number} gives {name} other limits than a line before it, or another turn: {cure}")
-    if not 0 < len(found) <= MAX_KEYS:
-        raise ConfigError(f"it has {len(found)} keys: write 1 to {MAX_KEYS} lines, each as `{CURE}` prints it")
+    num = max(len(found), len(said_of))
+    if not (found or (has_tokens and lines)) or num > MAX_KEYS:
+        raise ConfigError(f"it has {num} keys: write 1 to {MAX_KEYS} lines, each as `{CURE}` prints it")
     whole = {name: {**defaults, **settings} for name, settings in said_of.items()}
     limits = {name: _limits_of(settings) for name, settings in whole.items()}
     flows = {name: _flow_of(name, settings) for name, settings in whole.items()}
-    return ApiKeys(tuple(found.items()), {name: each for name, each in limits.items() if each != NO_LIMITS}, flows)
+    limited = {name: each for name, each in limits.items() if each != NO_LIMITS}
+    others = _limits_of(defaults) if has_tokens else NO_LIMITS
+    return ApiKeys(tuple(found.items()), limited, flows, others, _flow_of("", defaults), has_tokens)
 
 
 def _is_of_defaults(said: str) -> bool:
@@ -123,14 +141,19 @@ def _defaults_in(lines: list[tuple[int, str]]) -> dict[str, int]:
     return _settings_in(numbers[0][1].removeprefix(_DEFAULTS), numbers[0][0]) if numbers else {}
 
 
-def _key_line(number: int, said: str) -> tuple[bytes, str, dict[str, int]]:
-    """The digest, the name and the settings of one key."""
+def _key_line(number: int, said: str, *, has_tokens: bool) -> tuple[bytes, str, dict[str, int]]:
+    """The digest, the name and the settings of one key. The digest is empty for a client of tokens."""
+    if has_tokens and said.startswith(JWT_PREFIX):
+        client, *words = said.split()
+        return b"", client, _settings_in(" ".join(words), number)
     match = _LINE.fullmatch(said)
     if match is None:
         raise ConfigError(f"line {number} is not a SHA-256 in hex and a name: write what `{CURE}` prints")
     name = match[2] or _NO_NAME
     if _LIKE_A_SETTING.fullmatch(name):
         raise ConfigError(f"line {number} has a limit in the place of its name: write a name, or -, before it")
+    if has_tokens and name.startswith(JWT_PREFIX):
+        raise ConfigError(f"line {number} names its key {JWT_PREFIX}..., as clients of tokens: choose another name")
     settings = _settings_in(match[3] or "", number)
     return bytes.fromhex(match[1]), f"line-{number}" if name == _NO_NAME else name, settings
 

@@ -23,6 +23,9 @@ Waiter = TypeVar("Waiter", bound=Hashable)
 
 MAX_WEIGHT: Final = 100
 MAX_PRIORITY: Final = 10
+MAX_DEBTS: Final = 10_000
+"""Kept tags of flows that have left their queue. Clients of tokens may be any number: beyond it, the flow that left
+first has the tag of a new one."""
 _FIRST: Final = -1_000_000
 """Added to a priority that has its turn."""
 
@@ -65,8 +68,8 @@ class _Class(Generic[Waiter]):
     def __init__(self, now: float) -> None:
         self.order: list[tuple[float, int, _Line[Waiter]]] = []
         """Sorted by tag and number."""
-        self.debts: dict[str, float] = {}
-        """The kept tags of flows without a waiting request, by name: at most one for each key."""
+        self.debts: OrderedDict[str, float] = OrderedDict()
+        """The kept tags of flows without a waiting request, by name: of ``MAX_DEBTS`` at most."""
         self.turn_at = now
         """When a request of this priority was let in last, or when the first one came. Monotonic seconds."""
 
@@ -82,6 +85,8 @@ class _Class(Generic[Waiter]):
         """No request of the line waits any more. Its tag is kept, so that a flow gains nothing by coming back."""
         self.take_out(line)
         self.debts[line.flow.name] = line.tag
+        if len(self.debts) > MAX_DEBTS:
+            self.debts.popitem(last=False)
 
     def charge(self, line: _Line[Waiter], cost: int) -> None:
         """``cost`` tokens of the flow have been let in."""
@@ -92,7 +97,7 @@ class _Class(Generic[Waiter]):
     def forget_paid(self) -> None:
         """Forgets kept tags that are not above the lowest one: they would change nothing."""
         lowest = self._lowest_tag()
-        self.debts = {name: tag for name, tag in self.debts.items() if tag > lowest}
+        self.debts = OrderedDict((name, tag) for name, tag in self.debts.items() if tag > lowest)
 
     def _lowest_tag(self) -> float:
         return self.order[0][0] if self.order else 0.0

@@ -12,19 +12,28 @@ If the queue has no place for a request, no engine gets it, and it gives back wh
     take --it has to wait--> hold --no place--> give_back     what has not flowed in again since, first in first out
                               +---it is over--> let_go
 
-Keys of one name have one ``KeyUse``. Each router counts for itself. Knows no request and no clock: ``now`` is monotonic
-seconds.
+Keys of one name have one ``KeyUse``, and so has each client of tokens. Of these there may be any number: those that no
+line of the file names are counted for a bounded number of them. Each router counts for itself. Knows no request and no
+clock: ``now`` is monotonic seconds.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil, inf
 from typing import Final
 
+from pdcluster_router.core.apis.openai_errors import JWT_PREFIX
+
 MAX_LIMIT: Final = 1_000_000_000
+EVERY_TOKEN: Final = f"{JWT_PREFIX}*"
+"""In metrics: all clients of tokens that no line of the file names."""
+MAX_UNNAMED: Final = 10_000
+"""Clients of tokens that are counted at a time. One that is forgotten, because as many others asked since, has the
+limits of a new one."""
 WINDOW_S: Final = 60.0
 _RUNNING_RETRY_S: Final = 2
 """A guess: the router does not know when one of the key's requests will end."""
@@ -229,23 +238,86 @@ class KeyUse:
         return OverLimit(LimitedBy.MAX_CONCURRENT, self._max_concurrent or 0, 1, 0, _RUNNING_RETRY_S)
 
 
-class KeyUses:
-    """The use of each key that has limits. One owner."""
+class UnnamedUses:
+    """The uses of clients of tokens that no line of the file names: all have the same limits. One owner."""
 
-    def __init__(self, limits: Mapping[str, KeyLimits]) -> None:
-        """``limits``: by the key's name."""
+    def __init__(self, limits: KeyLimits, most: int = MAX_UNNAMED) -> None:
+        """``most``: above it the client that asked the longest ago is forgotten, if no request of it runs."""
+        self._limits = limits
+        self._most = most
+        self._uses: OrderedDict[str, KeyUse] = OrderedDict()
+        self._gone = KeyUse()
+        """Counts the refusals of those that are forgotten."""
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def of(self, name: str) -> KeyUse:
+        """The use of one client."""
+        use = self._uses.get(name)
+        if use is None:
+            self._forget_one()
+            use = self._uses[name] = KeyUse()
+            use.limit(self._limits)
+        self._uses.move_to_end(name)
+        return use
+
+    def set_limits(self, limits: KeyLimits) -> None:
+        self._limits = limits
+        for use in self._uses.values():
+            use.limit(limits)
+
+    def sum(self) -> KeyUse:
+        """The running and refused requests of all."""
+        total = KeyUse()
+        for use in (self._gone, *self._uses.values()):
+            total.num_running += use.num_running
+            _add_refused(total, use)
+        return total
+
+    def _forget_one(self) -> None:
+        """Makes room for a new client. Clients with a running request stay: there are no more of them than requests."""
+        if len(self._uses) < self._most:
+            return
+        name = next((name for name, use in self._uses.items() if not use.num_running), None)
+        if name is not None:
+            _add_refused(self._gone, self._uses.pop(name))
+
+
+def _add_refused(total: KeyUse, use: KeyUse) -> None:
+    for by, number in use.num_refused.items():
+        total.num_refused[by] += number
+
+
+class KeyUses:
+    """The use of each key and each client of tokens that has limits. One owner."""
+
+    def __init__(self, limits: Mapping[str, KeyLimits], of_others: KeyLimits = NO_LIMITS) -> None:
+        """``limits``: by the key's name. ``of_others``: of each client of tokens that is not in ``limits``."""
         self._uses: dict[str, KeyUse] = {}
-        self.set_limits(limits)
+        self._unnamed: UnnamedUses | None = None
+        self.set_limits(limits, of_others)
 
     def of(self, name: str) -> KeyUse | None:
-        """The use of one key; None: it has no limits."""
-        return self._uses.get(name)
+        """The use of one key or client; None: it has no limits."""
+        use = self._uses.get(name)
+        if use is None and self._unnamed is not None and name.startswith(JWT_PREFIX):
+            return self._unnamed.of(name)
+        return use
 
     def all(self) -> Iterable[tuple[str, KeyUse]]:
-        return self._uses.items()
+        """The uses for metrics. Those of clients that no line names are one, by the name ``EVERY_TOKEN``."""
+        others = () if self._unnamed is None else ((EVERY_TOKEN, self._unnamed.sum()),)
+        return (*self._uses.items(), *others)
 
-    def set_limits(self, limits: Mapping[str, KeyLimits]) -> None:
+    def set_limits(self, limits: Mapping[str, KeyLimits], of_others: KeyLimits = NO_LIMITS) -> None:
         """``limits`` hold from now on. The use of a key that has lost its limits is kept if a request of it runs."""
+        if of_others == NO_LIMITS:
+            self._unnamed = None
+        elif self._unnamed is None:
+            self._unnamed = UnnamedUses(of_others)
+        else:
+            self._unnamed.set_limits(of_others)
         before, self._uses = self._uses, {}
         for name, use in before.items():
             if name in limits or use.num_running:

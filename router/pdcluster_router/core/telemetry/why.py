@@ -245,6 +245,14 @@ WORDS: Final[dict[str, Words]] = {
         "it showed no API key that this router knows",
         "Give the client a key of the --api-key-file. After a change the router takes seconds to see it.",
     ),
+    "invalid_token": Words(
+        "it showed no token (JWT) that this router takes",
+        "The error that the client got names the claim, both values and the cure. Most often the token has expired.",
+    ),
+    "no_token_keys": Words(
+        "the router had not got the keys of the identity provider yet",
+        "Look for `token keys not read` in the router's log: it says why. The client may send it again.",
+    ),
     "too_many_running": Words("its API key had max_concurrent requests at once already", _KEY_LIMIT),
     "too_many_requests": Words("its API key had used up its requests_per_minute", _KEY_LIMIT),
     "too_many_tokens": Words("its API key had used up its prompt_tokens_per_minute", _KEY_LIMIT),

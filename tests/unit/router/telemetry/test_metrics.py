@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import RequestTrace
+from pdcluster_router.core.clients.key_limits import KeyUses
 from pdcluster_router.telemetry.metrics import Metrics, Span
 from pdcluster_router.telemetry.model_metrics import MAX_MODELS, ModelMetrics
 
@@ -65,3 +66,12 @@ def test_tokens_are_in_the_text_with_their_buckets_and_sums() -> None:
     assert numbers["token_seconds_bucket", "0.005"] == 0
     assert numbers["token_seconds_bucket", "0.01"] == 1
     assert numbers["first_byte_seconds_count", None] == 0
+
+
+def test_the_waits_of_all_clients_of_tokens_are_one_series() -> None:
+    metrics = Metrics()
+    metrics.watch_keys(KeyUses({}), lambda: {"team-a", "jwt:*"})
+    for client in ("team-a", *(f"jwt:{number}" for number in range(300))):
+        metrics.waited(client, 1.0)
+    found = re.findall(r'queue_wait_seconds_count{client="(.*)"} (\S+)', metrics.render().decode())
+    assert dict(found) == {"team-a": "1.0", "jwt:*": "300.0"}

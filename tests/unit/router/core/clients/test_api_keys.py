@@ -191,3 +191,44 @@ def test_a_request_shows_one_key_or_none(values: list[bytes], key: bytes | None)
 )
 def test_a_key_may_be_shown_as_anthropics_clients_do(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
     assert key_in([(b"host", b"x"), *headers]) == key
+
+
+def test_beside_tokens_a_line_may_name_a_client_of_them_and_the_defaults_hold_for_all_others() -> None:
+    text = f"{digest('a')} team-a\njwt:alice max_concurrent=8 weight=3  # a\ndefaults max_concurrent=2 priority=1\n"
+    keys = parse_keys(text, has_tokens=True)
+    assert keys.names == ("team-a",)
+    assert keys.limits == {"team-a": KeyLimits(max_concurrent=2), "jwt:alice": KeyLimits(max_concurrent=8)}
+    assert keys.limits_of_others == KeyLimits(max_concurrent=2)
+    assert keys.flow_of("jwt:alice") == KeyFlow("jwt:alice", weight=3, priority=1)
+    assert keys.flow_of("jwt:bob") == KeyFlow("jwt:bob", priority=1)
+    assert keys.name_of(b"jwt:alice") is None
+    assert keys.are_several
+
+
+def test_beside_tokens_a_file_needs_no_key_but_something_to_say() -> None:
+    assert parse_keys("defaults weight=2\n", has_tokens=True).names == ()
+    with pytest.raises(ConfigError, match="it has 0 keys"):
+        parse_keys("# nothing\n", has_tokens=True)
+
+
+def test_a_key_and_a_client_of_tokens_never_have_one_name() -> None:
+    with pytest.raises(ConfigError, match=r"line 1 names its key jwt:..., as clients of tokens: choose another name"):
+        parse_keys(f"{digest('a')} jwt:alice\n", has_tokens=True)
+
+
+def test_without_tokens_a_line_of_their_clients_is_no_key() -> None:
+    with pytest.raises(ConfigError, match="line 1 is not a SHA-256"):
+        parse_keys("jwt:alice max_concurrent=8\n")
+    assert parse_keys(f"{digest('a')} jwt:alice\n").names == ("jwt:alice",)
+
+
+@pytest.mark.parametrize("words", ["rpm=8", "max_concurrent=8 max_concurrent=8", "team-a", "max_concurrent=0"])
+def test_a_line_of_a_client_of_tokens_has_nothing_but_limits(words: str) -> None:
+    with pytest.raises(ConfigError, match="line 1 has something else than limits"):
+        parse_keys(f"jwt:alice {words}\n", has_tokens=True)
+
+
+def test_the_clients_that_lines_name_are_bounded() -> None:
+    lines = "".join(f"jwt:{number}\n" for number in range(MAX_KEYS + 1))
+    with pytest.raises(ConfigError, match="write 1 to 1000 lines"):
+        parse_keys(lines, has_tokens=True)

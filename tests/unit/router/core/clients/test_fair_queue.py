@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdcluster_router.core.clients import fair_queue
 from pdcluster_router.core.clients.admission import Admission
 from pdcluster_router.core.clients.fair_queue import FairQueue, KeyFlow
 
@@ -242,3 +243,15 @@ def test_keys_that_come_and_go_with_each_file_leave_no_debts_behind() -> None:
         queue.add(f"more-{number}", KeyFlow("stays"), 1, now=0.0)
         queue.set_flows(KeyFlow, now=0.0)
     assert len(queue._classes[0].debts) < 3
+
+
+def test_the_tags_of_clients_that_left_are_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "MAX_DEBTS", 2)
+    queue = queue_of((A, 1, 10), (B, 1, 10))
+    for number in range(4):
+        flow = KeyFlow(f"jwt:{number}")
+        queue.add(flow.name, flow, 100, now=0.0)
+        let_in(queue, flow, flow.name)
+    for number in range(4):
+        queue.add(f"again{number}", KeyFlow(f"jwt:{number}"), 100, now=0.0)
+    assert [queue._lines[f"jwt:{number}"].tag for number in range(4)] == [0.0, 0.0, 100.0, 100.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdcluster_router.core.clients.key_limits import (
+    EVERY_TOKEN,
     NO_LIMITS,
     KeyLimits,
     KeyUse,
@@ -12,6 +13,7 @@ from pdcluster_router.core.clients.key_limits import (
     LimitedBy,
     OverLimit,
     RateLeft,
+    UnnamedUses,
 )
 
 A = "team-a"
@@ -227,3 +229,55 @@ def test_what_is_left_is_never_below_zero_though_the_limit_is_lowered() -> None:
     use.limit(KeyLimits(prompt_tokens_per_minute=6))
     assert use.tokens_left(0.0) == RateLeft(6, left=0, full_in_s=60.0)
     assert use.requests_left(0.0) is None
+
+
+def test_each_client_of_tokens_that_no_line_names_has_the_same_limits_and_its_own_use() -> None:
+    uses = KeyUses({"jwt:alice": KeyLimits(max_concurrent=2)}, KeyLimits(max_concurrent=1))
+    alice, bob = uses.of("jwt:alice"), uses.of("jwt:bob")
+    assert alice is not None
+    assert bob is not None
+    assert [alice.enter(1, now=0.0) for _ in range(2)] == [None, None]
+    assert bob.enter(1, now=0.0) is None
+    assert bob.enter(1, now=0.0) is not None
+    assert uses.of("jwt:bob") is bob
+    assert uses.of("jwt:carol") is not bob
+    assert uses.of("team-a") is None
+
+
+def test_metrics_see_all_clients_that_no_line_names_as_one() -> None:
+    uses = KeyUses({}, KeyLimits(max_concurrent=1))
+    for name in ("jwt:bob", "jwt:carol"):
+        use = uses.of(name)
+        assert use is not None
+        assert [use.enter(1, now=0.0) is None for _ in range(2)] == [True, False]
+    ((name, total),) = uses.all()
+    assert (name, total.num_running, total.num_refused[LimitedBy.MAX_CONCURRENT]) == (EVERY_TOKEN, 2, 2)
+
+
+def test_clients_are_counted_in_bounded_memory_and_those_with_a_running_request_stay() -> None:
+    uses = UnnamedUses(KeyLimits(max_concurrent=1), most=3)
+    first = uses.of("jwt:first")
+    first.enter(1, now=0.0)
+    gone = uses.of("jwt:gone")
+    gone.enter(1, now=0.0)
+    gone.enter(1, now=0.0)
+    gone.leave()
+    for number in range(100):
+        uses.of(f"jwt:{number}")
+        assert len(uses) <= 3
+    assert uses.of("jwt:first") is first
+    assert uses.of("jwt:gone") is not gone
+    assert (uses.sum().num_running, uses.sum().num_refused[LimitedBy.MAX_CONCURRENT]) == (1, 1)
+
+
+def test_limits_of_clients_that_no_line_names_may_change_and_go() -> None:
+    uses = KeyUses({}, KeyLimits(max_concurrent=1))
+    bob = uses.of("jwt:bob")
+    assert bob is not None
+    bob.enter(1, now=0.0)
+    uses.set_limits({}, KeyLimits(max_concurrent=2))
+    assert uses.of("jwt:bob") is bob
+    assert bob.enter(1, now=0.0) is None
+    uses.set_limits({})
+    assert uses.of("jwt:bob") is None
+    assert list(uses.all()) == []

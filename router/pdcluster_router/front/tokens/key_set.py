@@ -1,0 +1,70 @@
+"""The public keys of an identity provider, and the check of a token's signature. PyJWT does both.
+
+Imports PyJWT and ``cryptography``, of ``pdcluster[jwt]``: ``start.py`` says when.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jwt
+
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.clients.tokens.claims import BadToken, TokenHeader, safe
+from pdcluster_router.core.clients.tokens.jwks import ALGORITHMS, PublicJwk, keys_in
+
+
+class UnknownKeyError(BadToken):
+    """No key is known by which the token could be signed. A newer key set may have it."""
+
+
+class KeySet:
+    """The keys of one document."""
+
+    def __init__(self, document: bytes) -> None:
+        """Raises: ConfigError: The document is no key set, or none of its keys can be used."""
+        made = [(key, _made(key)) for key in keys_in(document)]
+        self._keys: Final = [(key, public) for key, public in made if public is not None]
+        if not self._keys:
+            raise ConfigError(f"of its {len(made)} keys none can be read: name the key set of the identity provider")
+        self._jws = jwt.PyJWS(sorted(ALGORITHMS))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def payload_of(self, token: bytes, header: TokenHeader) -> bytes:
+        """The payload of a token, if one of these keys has signed it. ``header``: that of ``token``.
+
+        Raises:
+            BadToken: None of these keys has signed it.
+        """
+        if header.algorithm not in ALGORITHMS:
+            want = "one that is signed with a private key, as by RS256, ES256 or EdDSA"
+            raise BadToken(f"alg is {safe(header.algorithm)}, which is not taken: ask for {want}")
+        try:
+            payload: bytes = self._jws.decode(token, self._key_for(header).key, algorithms=[header.algorithm])
+        except (jwt.PyJWTError, ValueError) as error:
+            raise BadToken("the signature of the token is not of the key that it names: ask for a new token") from error
+        return payload
+
+    def _key_for(self, header: TokenHeader) -> jwt.PyJWK:
+        """The key that the header names. A token that names none may only be of the one key that there is."""
+        if header.key_id is None and len(self._keys) > 1:
+            raise BadToken(f"the token names no key (kid), and there are {len(self._keys)}: ask for one that does")
+        named = [one for one in self._keys if header.key_id in (None, one[0].key_id)]
+        if not named:
+            told = f"kid is {safe(header.key_id or '')}, and none of the {len(self._keys)} known keys has it"
+            raise UnknownKeyError(f"{told}: ask for a new token; the keys are read again within seconds")
+        fitting = [public for key, public in named if header.algorithm in key.algorithms]
+        if not fitting:
+            can = safe(", ".join(sorted(named[0][0].algorithms)))
+            raise BadToken(f"alg is {safe(header.algorithm)}, and the key signs by {can}: ask for a new token")
+        return fitting[0]
+
+
+def _made(key: PublicJwk) -> jwt.PyJWK | None:
+    """PyJWT's form of the key; None: its numbers are no key, such as a point beside its curve."""
+    try:
+        return jwt.PyJWK(dict(key.members), algorithm=min(key.algorithms))
+    except (jwt.PyJWTError, ValueError, TypeError):
+        return None

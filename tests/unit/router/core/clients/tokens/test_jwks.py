@@ -1,0 +1,89 @@
+"""Which keys of a key set may sign tokens, and by which algorithms."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from fakes.identity import KIND_OF, SigningKey, key_set, signing_key
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.clients.tokens.jwks import ALGORITHMS, MAX_DOCUMENT_BYTES, MAX_SET_KEYS, PublicJwk, keys_in
+
+RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
+
+
+def read(*jwks: object) -> list[PublicJwk]:
+    return keys_in(json.dumps({"keys": jwks}).encode())
+
+
+@pytest.mark.parametrize("algorithm", KIND_OF)
+def test_each_kind_of_key_signs_by_what_it_says_or_by_all_that_it_can(algorithm: str) -> None:
+    key = signing_key("k", algorithm)
+    (said,) = read(key.jwk())
+    assert (said.key_id, set(said.algorithms)) == ("k", {algorithm})
+    (unsaid,) = read(key.jwk(alg=None, kid=None))
+    assert unsaid.key_id is None
+    assert set(unsaid.algorithms) == (RSA_ALGORITHMS if KIND_OF[algorithm] == "RSA" else {algorithm})
+
+
+def test_only_public_members_are_kept() -> None:
+    (key,) = read(signing_key().jwk(d="secret", x5c=["..."]))
+    assert set(key.members) == {"kty", "crv", "x", "y"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use": "enc"},
+        {"alg": "HS256"},
+        {"alg": "none"},
+        {"alg": "RS256"},
+        {"alg": ["ES256"]},
+        {"kty": "oct", "k": "c2VjcmV0"},
+        {"crv": "secp256k1"},
+        {"kty": None},
+    ],
+)
+def test_a_key_of_another_kind_or_use_is_left_out(changes: dict[str, Any]) -> None:
+    other = signing_key("other")
+    assert [key.key_id for key in read(signing_key().jwk(**changes), other.jwk())] == ["other"]
+
+
+def test_what_is_no_key_is_left_out() -> None:
+    assert len(read(5, None, {}, {**signing_key().jwk(), "key_ops": ["sign"]}, signing_key().jwk())) == 1
+
+
+@pytest.mark.parametrize("bits", [1024, 2040])
+def test_a_small_rsa_key_is_left_out(bits: int) -> None:
+    small = SigningKey("small", "RS256", rsa.generate_private_key(65537, bits))
+    with pytest.raises(ConfigError, match=r"of its 1 keys none can be used.*2048 bits"):
+        read(small.jwk())
+
+
+@pytest.mark.parametrize("changes", [{"e": "AQ"}, {"e": "AQAAAAAAAAE"}, {"e": "!"}, {"n": "A"}, {"n": None}])
+def test_numbers_that_are_no_rsa_key_are_left_out(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="none can be used"):
+        read(signing_key("k", "RS256").jwk(**changes))
+
+
+@pytest.mark.parametrize("document", [b"", b"<html>", b"[]", b"{}", b'{"keys": {}}', b"\xff", b"[" * 5000])
+def test_what_is_no_key_set_is_refused_with_the_cure(document: bytes) -> None:
+    with pytest.raises(ConfigError, match="it is no key set: name a JSON document"):
+        keys_in(document)
+
+
+def test_a_document_is_bounded_in_bytes_and_keys() -> None:
+    with pytest.raises(ConfigError, match="larger than 1048576 bytes"):
+        keys_in(b" " * (MAX_DOCUMENT_BYTES + 1))
+    with pytest.raises(ConfigError, match="it has 1001 keys, at most 1000"):
+        read(*[5] * (MAX_SET_KEYS + 1))
+    with pytest.raises(ConfigError, match="of its 0 keys"):
+        read()
+
+
+def test_no_algorithm_is_without_a_private_key() -> None:
+    assert not [name for name in ALGORITHMS if name == "none" or name.startswith("HS")]
+    assert len(keys_in(key_set(signing_key(), signing_key("second")))) == 2

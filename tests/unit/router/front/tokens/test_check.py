@@ -1,0 +1,173 @@
+"""Which tokens let a client in, by the keys of now, and what a token costs that comes again."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+from typing import Any, Final
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from fakes.identity import AUDIENCE, ISSUER, KIND_OF, claims_of, key_set, signing_key
+from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.apis.openai_errors import ApiError
+from pdcluster_router.core.clients.tokens.claims import TokenRules
+from pdcluster_router.front.tokens.check import TokenCheck
+from pdcluster_router.front.tokens.key_set import KeySet
+
+NOW: Final = 1_800_000_000
+
+
+class Checked:
+    """A check whose clock the test sets."""
+
+    def __init__(self, *keys: str) -> None:
+        self.now: float = NOW
+        self.asked = 0
+        self.check = TokenCheck(TokenRules(ISSUER, AUDIENCE, "sub"), lambda: self.now)
+        self.check.on_unknown_key = self._ask
+        if keys:
+            self.check.take(key_set(*map(signing_key, keys)))
+
+    def _ask(self) -> None:
+        self.asked += 1
+
+    def admit(self, token: str | bytes) -> str | ApiError | None:
+        return self.check.admit(token if isinstance(token, bytes) else token.encode())
+
+    def refusal(self, token: str | bytes) -> str:
+        """Its message. The answer is a 401 that any client's library understands."""
+        error = self.admit(token)
+        assert isinstance(error, ApiError)
+        assert (error.status, error.code) == (401, "invalid_token")
+        assert error.challenge == f'Bearer error="invalid_token", error_description="{error.message}"'
+        return error.message
+
+
+def token(key_id: str = "first", algorithm: str = "ES256", headers: dict[str, Any] | None = None, **claims: Any) -> str:
+    return signing_key(key_id, algorithm).sign(claims_of(now=NOW, **claims), **(headers or {}))
+
+
+def unsigned(header: dict[str, Any], signature: bytes) -> bytes:
+    parts = (json.dumps(header).encode(), json.dumps(claims_of(now=NOW)).encode(), signature)
+    return b".".join(urlsafe_b64encode(part).rstrip(b"=") for part in parts)
+
+
+def _too_costly(*_: object, **__: object) -> None:
+    raise AssertionError("a signature is costly")
+
+
+@pytest.mark.parametrize("algorithm", KIND_OF)
+def test_a_token_of_each_algorithm_lets_its_client_in(algorithm: str) -> None:
+    checked = Checked()
+    checked.check.take(key_set(signing_key("k", algorithm)))
+    assert checked.admit(token("k", algorithm)) == "jwt:alice"
+
+
+def test_what_is_no_token_is_left_to_the_api_keys() -> None:
+    assert Checked("first").admit("sk-secret") is None
+    assert Checked().admit("a.b.c") is None
+
+
+def test_a_token_that_comes_again_costs_no_check_of_its_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = Checked("first")
+    first = token()
+    assert checked.admit(first) == "jwt:alice"
+    monkeypatch.setattr(jwt.PyJWS, "decode", _too_costly)
+    assert checked.admit(first) == "jwt:alice"
+    with pytest.raises(AssertionError, match="costly"):
+        checked.admit(token(sub="bob"))
+
+
+def test_a_remembered_token_ends_at_its_time_all_the_same() -> None:
+    checked = Checked("first")
+    once = token()
+    assert checked.admit(once) == "jwt:alice"
+    checked.now += 4000
+    assert "exp is 1800003600, and it is 1800004000: ask for a new token" in checked.refusal(once)
+    assert "exp is" in checked.refusal(once)
+
+
+def test_other_keys_end_the_tokens_of_the_old_ones_and_the_same_keys_do_not() -> None:
+    checked = Checked("first")
+    changes: list[bool] = []
+    checked.check.on_change = lambda: changes.append(True)
+    once = token()
+    assert checked.admit(once) == "jwt:alice"
+    checked.check.take(key_set(signing_key()))
+    assert not changes
+    checked.check.take(key_set(signing_key("second")))
+    assert changes == [True]
+    assert "kid is first, and none of the 1 known keys has it" in checked.refusal(once)
+    assert checked.asked == 1
+    assert checked.admit(token("second")) == "jwt:alice"
+
+
+def test_keys_that_cannot_be_used_leave_the_old_ones() -> None:
+    checked = Checked("first")
+    with pytest.raises(ConfigError):
+        checked.check.take(b"<html>")
+    assert checked.admit(token()) == "jwt:alice"
+
+
+def test_without_keys_a_token_is_told_to_come_again() -> None:
+    checked = Checked()
+    error = checked.admit(token())
+    assert isinstance(error, ApiError)
+    assert (error.status, error.code, error.retry_after_s) == (503, "no_token_keys", 2)
+    assert ISSUER in checked.check.problem
+    checked.check.take(key_set(signing_key()))
+    assert checked.check.problem == ""
+
+
+def test_a_token_without_a_kid_is_of_the_only_key_that_there_is() -> None:
+    plain = token(headers={"kid": None})
+    assert Checked("first").admit(plain) == "jwt:alice"
+    assert "names no key (kid), and there are 2" in Checked("first", "second").refusal(plain)
+    assert "the signature of the token is not of the key" in Checked("second").refusal(plain)
+
+
+def test_keys_of_one_kid_are_told_apart_by_their_algorithm() -> None:
+    checked = Checked()
+    checked.check.take(key_set(signing_key("k", "RS256"), signing_key("k", "ES256")))
+    assert [checked.admit(token("k", name)) for name in ("ES256", "RS256")] == ["jwt:alice"] * 2
+
+
+def test_a_signature_of_another_key_lets_no_one_in() -> None:
+    forged = signing_key("other").sign(claims_of(now=NOW), kid="first")
+    assert "the signature of the token is not of the key that it names" in Checked("first").refusal(forged)
+
+
+@pytest.mark.parametrize("algorithm", ["none", "None", "HS256", "HS512", "ES256K", "", "RS1"])
+def test_an_algorithm_without_a_private_key_is_never_taken(algorithm: str) -> None:
+    assert "which is not taken" in Checked("first").refusal(unsigned({"alg": algorithm, "kid": "first"}, b"\0" * 32))
+
+
+def test_a_token_signed_with_the_public_key_as_a_secret_lets_no_one_in() -> None:
+    key = signing_key("k", "RS256")
+    checked = Checked()
+    checked.check.take(key_set(key))
+    format_ = serialization.PublicFormat.SubjectPublicKeyInfo
+    secret = key.private.public_key().public_bytes(serialization.Encoding.PEM, format_)
+    said = unsigned({"alg": "HS256", "kid": "k"}, b"").rpartition(b".")[0]
+    signature = urlsafe_b64encode(hmac.digest(secret, said, sha256)).rstrip(b"=")
+    assert "alg is HS256, which is not taken" in checked.refusal(said + b"." + signature)
+
+
+def test_an_algorithm_of_another_key_is_not_taken() -> None:
+    checked = Checked()
+    checked.check.take(key_set(signing_key("k", "RS256"), signing_key("other")))
+    assert "alg is ES256, and the key signs by RS256" in checked.refusal(token("other", headers={"kid": "k"}))
+    lying = unsigned({"alg": "PS256", "kid": "k"}, b"\0" * 256)
+    assert "alg is PS256, and the key signs by RS256" in checked.refusal(lying)
+
+
+def test_a_key_set_whose_numbers_are_no_keys_is_refused() -> None:
+    jwk = {**signing_key().jwk(), "x": "AAAA"}
+    with pytest.raises(ConfigError, match="of its 1 keys none can be read"):
+        KeySet(json.dumps({"keys": [jwk]}).encode())
+    assert len(KeySet(json.dumps({"keys": [jwk, signing_key("b").jwk()]}).encode())) == 1

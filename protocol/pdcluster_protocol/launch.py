@@ -103,7 +103,8 @@ class ProxyProtocol(Enum):
 RouterFlag: TypeAlias = Literal[
     "--access-log", "--advertise-url", "--api-key-file", "--cluster", "--decode", "--discovery", "--drain-timeout",
     "--engine-ca", "--engine-cert", "--engine-key", "--engine-tls-name", "--forwarded-header", "--host",
-    "--internal-port", "--internal-tls-cert", "--internal-tls-key", "--model-alias", "--on-prefill-failure",
+    "--internal-port", "--internal-tls-cert", "--internal-tls-key", "--jwt-audience", "--jwt-client-claim",
+    "--jwt-issuer", "--jwt-key-set", "--model-alias", "--on-prefill-failure",
     "--picker-client-ca", "--picker-port", "--picker-tls-cert", "--picker-tls-key", "--policy",
     "--port", "--prefill", "--prefill-timeout", "--proxy-protocol", "--request-timeout", "--tls-cert", "--tls-key",
     "--trace-file", "--trusted-proxies",

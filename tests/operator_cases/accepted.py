@@ -111,6 +111,14 @@ ACCEPTED: Final = (
             }
         },
     ),
+    Accepted(
+        "a router that takes tokens, by keys of a URL",
+        {"spec.router.tokens": {"issuer": "https://i", "audience": "a", "keySetUrl": "https://host:8443/jwks?a=b"}},
+    ),
+    Accepted(
+        "a router that takes tokens, by keys of a Secret",
+        {"spec.router.tokens": {"issuer": "i", "audience": "a", "keySetSecretRef": {"name": "keys"}}},
+    ),
     Accepted("TLS inside", {"spec.tls": {"secretName": "inside", "serverName": "pool.team-a.svc"}}),
     Accepted(
         "a router behind proxies",

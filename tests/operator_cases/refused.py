@@ -8,6 +8,7 @@ from operator_cases.aliases import REFUSED_ALIASES
 from operator_cases.by_value import REFUSED_BY_VALUE
 from operator_cases.objects import ABSENT, CUDA, By, D, P, Refused, both
 from operator_cases.proxies import REFUSED_PROXIES
+from operator_cases.tokens import REFUSED_TOKENS
 from operator_cases.updates import REFUSED_UPDATES
 
 ALIKE: Final = (
@@ -366,7 +367,7 @@ SCHEMA: Final = (
     ),
 )
 
-REFUSED: Final = (*RULES, *REFUSED_UPDATES, *SCHEMA, *REFUSED_PROXIES, *REFUSED_ALIASES)
+REFUSED: Final = (*RULES, *REFUSED_UPDATES, *SCHEMA, *REFUSED_TOKENS, *REFUSED_PROXIES, *REFUSED_ALIASES)
 
 SCALER_REFUSED: Final = (
     Refused(

@@ -54,6 +54,10 @@ REPLACES: Final[dict[str, tuple[Mapping[str, object], str]]] = {
     "router.resources": ({"spec.router": {"resources": {"limits": {"memory": "9Gi"}}}}, "routers"),
     "router.requestTimeoutSeconds": ({"spec.router": {"requestTimeoutSeconds": 900}}, "routers"),
     "router.apiKeysSecretRef": ({"spec.router": {"apiKeysSecretRef": {"name": "clients"}}}, "routers"),
+    "router.tokens": (
+        {"spec.router": {"tokens": {"issuer": "i", "audience": "a", "keySetUrl": "https://host/jwks"}}},
+        "routers",
+    ),
     "router.policy": ({"spec.router": {"policy": "affinity"}}, "routers"),
     "router.modelAliases": ({"spec.router": {"modelAliases": [{"name": "gpt-4", "model": "tiny"}]}}, "routers"),
     "router.accessLog": ({"spec.router": {"accessLog": True}}, "routers"),

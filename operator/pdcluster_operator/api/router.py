@@ -40,6 +40,49 @@ class KeysRef(ApiModel):
     """Key in it. Default keys."""
 
 
+class KeySetRef(ApiModel):
+    """A key of a Secret in the same namespace, with the key set (JWKS) of an identity provider."""
+
+    name: Name
+    """Name of the Secret."""
+    key: str = Field(default="jwks.json", min_length=1, max_length=MAX_NAME, pattern=r"^[-._a-zA-Z0-9]+$")
+    """Key in it. Default jwks.json."""
+
+
+_CLAIM: Final = r"^[!-#%-~]+$"
+"""Visible ASCII without the sign that Kubernetes expands in arguments."""
+
+
+class RouterTokens(ApiModel):
+    """The identity provider whose tokens (JWT) clients may show."""
+
+    issuer: str = Field(min_length=1, max_length=512, pattern=_CLAIM)
+    """The provider's name: the claim iss of each token, exactly."""
+    audience: str = Field(min_length=1, max_length=512, pattern=_CLAIM)
+    """The provider's name for this pool: one of the claim aud of each token."""
+    client_claim: str = Field(default="sub", min_length=1, max_length=128, pattern=_CLAIM)
+    """The claim with the client's name. Default sub, which each token has."""
+    key_set_url: str | None = Field(
+        default=None, max_length=1024, pattern=r"^https://[-.a-zA-Z0-9]+(:[1-9][0-9]{0,4})?(/[!%-~]*)?$"
+    )
+    """https:// URL of the provider's public keys (JWKS), without user, fragment and dollar sign. Routers may then reach
+    its port at any address, and are ready once they have the keys. Default: none; then give keySetSecretRef."""
+    key_set_secret_ref: KeySetRef | None = None
+    """Secret with these keys. Routers take a changed one without a restart. Default: none; then give keySetUrl."""
+
+    rules = (
+        Rule(
+            holds="has(self.keySetUrl) != has(self.keySetSecretRef)",
+            says="router.tokens has %s and %s: give one of keySetUrl and keySetSecretRef",
+            values=(
+                "has(self.keySetUrl) ? 'keySetUrl ' + self.keySetUrl : 'no keySetUrl'",
+                "has(self.keySetSecretRef) ? 'keySetSecretRef ' + self.keySetSecretRef.name : 'no keySetSecretRef'",
+            ),
+            short="router.tokens has no key set, or two: give one of keySetUrl and keySetSecretRef",
+        ),
+    )
+
+
 class RouterTls(ApiModel):
     """TLS between clients and routers."""
 
@@ -149,6 +192,9 @@ class RouterSpec(ApiModel):
     api_keys_secret_ref: KeysRef | None = None
     """Secret with the SHA-256 of each API key of clients and its limits, in the form of the router's --api-key-file.
     Default: none; then everyone who reaches the Service may use the model."""
+    tokens: RouterTokens | None = None
+    """Identity provider whose tokens clients may show, in place of API keys or beside them. Default: none; then tokens
+    are not read."""
     tls: RouterTls | None = None
     """The certificate that clients are shown. Default: none; then traffic between clients and routers is not encrypted.
     """

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pdcluster_operator.core import names
-from pdcluster_operator.core.manifests import picker
+from pdcluster_operator.core.manifests import client_tokens, picker
 from pdcluster_operator.core.manifests.pool import (
     INTERNAL_PORT,
     PORT,
@@ -62,6 +62,7 @@ def role_policy(pool: Pool, role: Role) -> Document:
 def router_policy(pool: Pool) -> Document:
     """The policy of the routers: clients come by one port, engines and the operator by another, gateways by a third."""
     engines = {"podSelector": _engines(pool)}
+    out = [_DNS, {"to": [engines], **_tcp(PORT)}, *client_tokens.key_server_rules(pool), _tcp(*pool.api_server_ports)]
     spec = {
         "podSelector": {"matchLabels": router_selector(pool)},
         "policyTypes": ["Ingress", "Egress"],
@@ -70,7 +71,7 @@ def router_policy(pool: Pool) -> Document:
             {"from": [engines, _operator(pool)], **_tcp(INTERNAL_PORT)},
             *picker.gateway_rules(pool, picker.PICKER_PORT),
         ],
-        "egress": [_DNS, {"to": [engines], **_tcp(PORT)}, _tcp(*pool.api_server_ports)],
+        "egress": out,
     }
     return _policy(metadata_of(pool, names.child_name(pool.name, ROUTER), ROUTER), spec)
 

@@ -14,7 +14,7 @@ from typing import Final
 from pdcluster_operator.api.role import EnvVar
 from pdcluster_operator.api.router import RouterProxies
 from pdcluster_operator.core import names
-from pdcluster_operator.core.manifests import picker, pool_tls
+from pdcluster_operator.core.manifests import client_tokens, picker, pool_tls
 from pdcluster_operator.core.manifests.pool import (
     HTTP,
     INTERNAL,
@@ -74,9 +74,11 @@ def mounted_secrets(pool: Pool) -> list[MountedSecret]:
     router = pool.spec.router
     keys, tls, inside = router.api_keys_secret_ref, router.tls, pool.spec.tls
     shown, asked = picker.pair_secret(pool), picker.ca_secret(pool)
+    key_set, key = client_tokens.key_set_secret(pool)
     out = "make it, or leave {} out"
     return [
         *([MountedSecret(keys.name, (keys.key,), out.format("router.apiKeysSecretRef"))] if keys else []),
+        *([MountedSecret(key_set, (key,), out.format("router.tokens"))] if key_set else []),
         *([MountedSecret(tls.secret_name, _CLIENTS_KEYS, out.format("router.tls"))] if tls else []),
         *([MountedSecret(shown, _CLIENTS_KEYS, out.format("router.picker.tls"))] if shown else []),
         *([MountedSecret(asked, (picker.CA,), out.format("router.picker.tls.clientCertificates"))] if asked else []),
@@ -165,6 +167,7 @@ def router_argv(pool: Pool) -> list[str]:
         router_flag("--drain-timeout", drain_s(pool)),
         *([router_flag("--request-timeout", router.request_timeout_seconds)] if router.request_timeout_seconds else []),
         *([router_flag("--api-key-file", f"{KEYS_FOLDER}/{KEYS_FILE}")] if router.api_keys_secret_ref else []),
+        *client_tokens.router_flags(pool),
         *(_tls_flags() if router.tls else []),
         *pool_tls.router_flags(pool),
         *picker.router_flags(pool),
@@ -230,6 +233,7 @@ def _pod_spec(pool: Pool) -> Document:
         "volumes": [
             scratch_volume("tmp"),
             *_keys_volumes(pool),
+            *client_tokens.secret_volumes(pool),
             *_tls_volumes(pool),
             *pool_tls.secret_volumes(pool),
             *picker.secret_volumes(pool),
@@ -255,6 +259,7 @@ def _container(pool: Pool) -> Document:
         "volumeMounts": [
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a folder in the container
             *({"name": one["name"], "mountPath": KEYS_FOLDER, "readOnly": True} for one in _keys_volumes(pool)),
+            *client_tokens.secret_mounts(pool),
             *({"name": one["name"], "mountPath": TLS_FOLDER, "readOnly": True} for one in _tls_volumes(pool)),
             *pool_tls.secret_mounts(pool),
             *picker.secret_mounts(pool),

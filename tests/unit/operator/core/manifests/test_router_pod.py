@@ -9,7 +9,8 @@ import pytest
 from fakes.operator_cluster import make_pool
 from operator_cases.objects import both
 from pdcluster_operator.core.manifests.engine_pod import engine_template
-from pdcluster_operator.core.manifests.router import router_deployment
+from pdcluster_operator.core.manifests.network import router_policy
+from pdcluster_operator.core.manifests.router import mounted_secrets, router_deployment
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_protocol.labels import Role
 
@@ -100,6 +101,37 @@ def test_clients_keys_are_read_from_a_folder_that_follows_their_secret() -> None
     ]
     mount = {"name": "api-keys", "mountPath": "/etc/pdcluster/api-keys", "readOnly": True}
     assert mount in container(changes)["volumeMounts"]
+
+
+TOKENS = {"issuer": "https://login.example", "audience": "pool"}
+
+
+def test_the_keys_of_tokens_are_read_from_a_folder_that_follows_their_secret() -> None:
+    assert not [word for word in container()["args"] if word.startswith("--jwt")]
+    changes = {"spec.router.tokens": {**TOKENS, "keySetSecretRef": {"name": "provider"}}}
+    assert [word for word in container(changes)["args"] if word.startswith("--jwt")] == [
+        "--jwt-key-set=/etc/pdcluster/jwt/jwks.json",
+        "--jwt-issuer=https://login.example",
+        "--jwt-audience=pool",
+        "--jwt-client-claim=sub",
+    ]
+    items = [{"key": "jwks.json", "path": "jwks.json"}]
+    assert pod(changes)["volumes"][1:] == [{"name": "jwt", "secret": {"secretName": "provider", "items": items}}]
+    mount = {"name": "jwt", "mountPath": "/etc/pdcluster/jwt", "readOnly": True}
+    assert mount in container(changes)["volumeMounts"]
+    (wanted,) = mounted_secrets(make_pool(changes))
+    assert (wanted.name, wanted.keys) == ("provider", ("jwks.json",))
+
+
+@pytest.mark.parametrize(("host", "port"), [("login.example", 443), ("login.example:8443", 8443)])
+def test_the_keys_of_tokens_are_asked_for_at_a_url_whose_port_routers_may_reach(host: str, port: int) -> None:
+    url = f"https://{host}/jwks"
+    changes = {"spec.router.tokens": {**TOKENS, "clientClaim": "client_id", "keySetUrl": url}}
+    assert f"--jwt-key-set={url}" in container(changes)["args"]
+    assert "--jwt-client-claim=client_id" in container(changes)["args"]
+    assert pod(changes)["volumes"] == pod()["volumes"]
+    before, after = (router_policy(make_pool(each))["spec"]["egress"] for each in ({}, changes))
+    assert after == [*before[:-1], {"ports": [{"protocol": "TCP", "port": port}]}, before[-1]]
 
 
 TLS = {"spec.router.tls": {"secretName": "certificate"}}

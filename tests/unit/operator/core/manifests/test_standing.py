@@ -149,6 +149,7 @@ class TestRouter:
                 "policy": "affinity",
                 "accessLog": True,
                 "tls": {"secretName": "certificate"},
+                "tokens": {"issuer": "https://login", "audience": "pool", "keySetUrl": "https://login/jwks"},
             },
         }
         container = router_deployment(make_pool(changes))["spec"]["template"]["spec"]["containers"][0]
@@ -166,6 +167,7 @@ class TestRouter:
             "/etc/pdcluster/tls/tls.crt",
             "/etc/pdcluster/tls/tls.key",
         )
+        assert (settings.jwt_key_set, settings.jwt_issuer) == ("https://login/jwks", "https://login")
         assert container["command"] == ["pdcluster", "router"]
         assert container["image"] == IMAGE
 

@@ -45,7 +45,7 @@ class KeepAlives:
         self._timer: asyncio.TimerHandle | None = None
 
     def set_interval(self, keep_alive_s: float) -> None:
-        """``keep_alive_s`` holds from now on, also for the streams that are watched. With 0 no stream is watched any more.
+        """``keep_alive_s`` holds from now on, also for the streams that are watched. With 0 none is watched.
         The first comment of a watched stream may come up to half of that sooner."""
         self._look_s = _look_s(keep_alive_s)
         self.close()

@@ -62,10 +62,12 @@ class TokenCheck:
         """
         if document == self._document:
             return
-        self._keys, self._document = KeySet(document), document
+        keys, is_first = KeySet(document), self._keys is None
+        self._keys, self._document = keys, document
         self._known.clear()
         self.on_change()
-        logger.info("token keys changed keys=%d", len(self._keys))
+        if self.url or not is_first:
+            logger.info("token keys changed keys=%d", len(keys))
 
     def admit(self, token: bytes) -> str | ApiError | None:
         """The name of the token's client, or the error for the client; None: ``token`` is no token."""

@@ -191,7 +191,7 @@ class RouterSpec(ApiModel):
     that flows is no fault."""
     api_keys_secret_ref: KeysRef | None = None
     """Secret with the SHA-256 of each API key of clients and its limits, in the form of the router's --api-key-file.
-    Default: none; then everyone who reaches the Service may use the model."""
+    Default: none; then everyone who reaches the Service may use the model, unless tokens is given."""
     tokens: RouterTokens | None = None
     """Identity provider whose tokens clients may show, in place of API keys or beside them. Default: none; then tokens
     are not read."""

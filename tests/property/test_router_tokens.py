@@ -30,6 +30,15 @@ JSON: Final = st.recursive(
     max_leaves=6,
 )
 
+PART: Final = (
+    st.binary(max_size=300).map(lambda raw: urlsafe_b64encode(raw).rstrip(b"=").decode())
+    | st.sampled_from(
+        ["RSA", "EC", "OKP", "oct", "P-256", "P-521", "Ed25519", "Ed448", "RS256", "ES256", "EdDSA", "sig"]
+    )
+    | JSON
+)
+"""A member of a key: a number, a word that is known, or anything."""
+
 
 def check() -> TokenCheck:
     made = TokenCheck(RULES, lambda: NOW)
@@ -72,6 +81,21 @@ def test_a_token_that_is_cut_or_has_more_lets_no_one_in(token: bytes, data: st.D
     more = data.draw(st.binary(max_size=4))
     assert token[:at] + more == token or not isinstance(CHECK.admit(token[:at] + more), str)
     assert not more or not isinstance(CHECK.admit(token + more), str)
+
+
+@given(
+    st.sampled_from(ALGORITHMS),
+    st.dictionaries(
+        st.sampled_from(["kty", "crv", "x", "y", "n", "e", "alg", "use", "kid", "key_ops"]), PART, min_size=1
+    ),
+)
+def test_a_key_set_with_any_members_is_taken_or_refused_in_words(algorithm: str, changes: dict[str, object]) -> None:
+    jwk = {**signing_key(algorithm, algorithm).jwk(), **changes}
+    made = TokenCheck(RULES, lambda: NOW)
+    with suppress(ConfigError):
+        made.take(json.dumps({"keys": [jwk]}).encode())
+    for token in TOKENS:
+        made.admit(token)
 
 
 @given(st.binary(max_size=300) | JSON.map(lambda told: repr(told).encode()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 import jwt
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.clients.tokens.claims import BadToken, TokenHeader, safe
@@ -43,7 +44,7 @@ class KeySet:
             raise BadToken(f"alg is {safe(header.algorithm)}, which is not taken: ask for {want}")
         try:
             payload: bytes = self._jws.decode(token, self._key_for(header).key, algorithms=[header.algorithm])
-        except (jwt.PyJWTError, ValueError) as error:
+        except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError) as error:
             raise BadToken("the signature of the token is not of the key that it names: ask for a new token") from error
         return payload
 
@@ -66,5 +67,5 @@ def _made(key: PublicJwk) -> jwt.PyJWK | None:
     """PyJWT's form of the key; None: its numbers are no key, such as a point beside its curve."""
     try:
         return jwt.PyJWK(dict(key.members), algorithm=min(key.algorithms))
-    except (jwt.PyJWTError, ValueError, TypeError):
+    except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError, TypeError):
         return None

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from e2e.browser import Tab, browsing
-from e2e.pool import SERVED_NAME
 from e2e.subject import INTERNAL_PORT, PORT, SharedPool, Subject, name_of
 from integration.harness import complete
 from integration.ports import fresh_port
@@ -24,7 +23,6 @@ COLUMN: Final = "[...document.querySelectorAll('#{table} tr')].map(row => row.ch
 ENGINE_HEALTH: Final = COLUMN.format(table="engines", number=2)
 ENGINE_PODS: Final = COLUMN.format(table="engines", number=8)
 REQUEST_IDS: Final = COLUMN.format(table="requests", number=1)
-MODELS: Final = COLUMN.format(table="requests", number=2)
 BARS: Final = """
 [...document.querySelectorAll('.bar')].map(bar => ({
   width: bar.getBoundingClientRect().width,
@@ -73,7 +71,6 @@ async def see(pool: Subject, pods: set[str]) -> None:
             await shown(tab, asked)
             assert set(await tab.evaluate(ENGINE_PODS)) == pods
             assert set(await tab.evaluate(ENGINE_HEALTH)) == {"well"}
-            assert set(await tab.evaluate(MODELS)) >= {SERVED_NAME}
             await check_bars(tab)
             await keeps_up(tab, page)
             assert {url.removeprefix(page.url) for url in tab.urls} == {"/status", "/pdcluster/status"}

@@ -204,7 +204,8 @@ async def test_each_panel_of_a_router_shows_a_number(tmp_path: Path) -> None:
 
 
 async def ask_both_models(rig: Rig) -> None:
-    """Twice each at once: one of two has to wait."""
+    """Twice each at once: one of two has to wait. They are streams that tell their usage."""
     headers = {"authorization": "Bearer key"}
-    answers = await asyncio.gather(*(post(rig, {**PROMPT, "model": model}, headers) for model in "aabb"))
+    body = {**PROMPT, "stream": True, "stream_options": {"include_usage": True}}
+    answers = await asyncio.gather(*(post(rig, {**body, "model": model}, headers) for model in "aabb"))
     assert [answer.status for answer in answers] == [200] * 4

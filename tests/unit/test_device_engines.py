@@ -29,6 +29,7 @@ from pdcluster_cli.local.pool import PoolProcess
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.trace import LayerTrace, PushTrace
 
+pytestmark = pytest.mark.long
 PROMPTS = [[number] * (1 + 16 * number) for number in range(1, 6)]
 
 

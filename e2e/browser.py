@@ -6,8 +6,9 @@ import asyncio
 import base64
 import itertools
 import re
+import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,9 +19,9 @@ import aiohttp
 START_S: Final = 60.0
 CALL_S: Final = 60.0
 POLL_S: Final = 0.2
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 # Root has no sandbox. The rest keeps it from the network, and from memory that a container does not have.
-COMMAND: Final = (
-    "chromium",
+FLAGS: Final = (
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
@@ -81,10 +82,12 @@ class Tab:
         """Takes what the browser says until it ends."""
         async for message in self.socket:
             told = message.json()
-            if "id" in told:
-                self._answers.pop(told["id"]).set_result(told)
-            else:
+            if "id" not in told:
                 self._note(told["method"], told["params"])
+            elif not (answer := self._answers.pop(told["id"])).done():
+                answer.set_result(told)
+        for answer in self._answers.values():
+            answer.cancel("the browser has ended")
 
     def _note(self, event: str, params: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
@@ -98,29 +101,34 @@ class Tab:
 @asynccontextmanager
 async def browsing() -> AsyncIterator[Tab]:
     """The first tab of a new browser, which ends with the ``with``."""
-    with TemporaryDirectory(prefix="pdcluster-browser-", ignore_cleanup_errors=True) as profile:
-        process = await asyncio.create_subprocess_exec(
-            *COMMAND, f"--user-data-dir={profile}", "about:blank", stderr=asyncio.subprocess.PIPE, cwd=Path("/")
-        )
+    with TemporaryDirectory(prefix="pdcluster-browser-", ignore_cleanup_errors=True) as folder:
+        said = Path(folder) / "stderr"
+        with said.open("wb") as stderr:
+            command = (_program(), *FLAGS, f"--user-data-dir={folder}/profile", "about:blank")
+            process = await asyncio.create_subprocess_exec(*command, stderr=stderr, cwd=Path("/"))
         try:
             async with asyncio.timeout(START_S):
-                place = await _place(process)
+                place = await _place(process, said)
             async with aiohttp.ClientSession() as session, _tab(session, place) as tab:
                 yield tab
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):  # It has ended by itself.
+                process.kill()
             await process.wait()
 
 
-async def _place(process: asyncio.subprocess.Process) -> str:
-    """Host and port at which the browser is spoken to."""
-    assert process.stderr is not None
-    said = b""
-    while line := await process.stderr.readline():
-        said += line
-        if found := _LISTENING.search(line):
-            return found[1].decode()
-    raise AssertionError(f"chromium did not start: {said.decode(errors='replace')[-2000:]}")
+def _program() -> str:
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    assert found is not None, f"none of {', '.join(NAMES)} is here: install one (Debian: apt-get install chromium)"
+    return found
+
+
+async def _place(process: asyncio.subprocess.Process, said: Path) -> str:
+    """Host and port at which the browser is spoken to. ``said``: its stderr."""
+    while (found := _LISTENING.search(said.read_bytes())) is None:
+        assert process.returncode is None, f"the browser did not start: {said.read_text(errors='replace')[-2000:]}"
+        await asyncio.sleep(POLL_S)
+    return found[1].decode()
 
 
 @asynccontextmanager

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from control_plane.binaries import BuildError, NotBuiltError, find_go
+from control_plane.recipe import needed_go
 from pdcluster_cli.models.tiny_model import cache_root
 
-NEEDED_GO: Final = (1, 25)
 BUILD_LIMIT_S: Final = 3600.0
 
 
@@ -56,7 +56,7 @@ class GoProgram:
         wanted.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".making-", dir=wanted.parent) as making:
             made = Path(making) / "made"
-            go = str(find_go(os.environ, NEEDED_GO))
+            go = str(find_go(os.environ, needed_go((self.folder / "go.mod").read_text())))
             command = [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", str(made), "."]
             env = {**os.environ, "GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "0"}
             done = subprocess.run(

@@ -1,28 +1,27 @@
 #!/bin/sh
-# Installs the Debian packages of a node, unless KUBECONFIG names a cluster with nodes, and a browser.
+# Installs the Debian packages of a node, and a browser. Does nothing if they are there, or if KUBECONFIG names a cluster.
 set -eu
+[ -z "${KUBECONFIG:-}" ] || exit 0
 
 missing=""
 need() { command -v "$1" >/dev/null || missing="$missing $2"; }
+need containerd containerd
+need runc runc
+need iptables iptables
+need conntrack conntrack
+need socat socat
+need debootstrap debootstrap
+need ip iproute2
+need curl curl
+need gcc gcc
 need chromium chromium
-if [ -z "${KUBECONFIG:-}" ]; then
-    need containerd containerd
-    need runc runc
-    need iptables iptables
-    need conntrack conntrack
-    need socat socat
-    need debootstrap debootstrap
-    need ip iproute2
-    need curl curl
-    need gcc gcc
-    [ -x /usr/lib/cni/bridge ] || missing="$missing containernetworking-plugins"
-    # pip in the root folder for pods trusts the authorities that this machine trusts.
-    [ -f /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
-fi
+[ -x /usr/lib/cni/bridge ] || missing="$missing containernetworking-plugins"
+# pip in the root folder for pods trusts the authorities that this machine trusts.
+[ -f /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "pdcluster: the stories need root to install these packages:$missing; with a cluster of yours, KUBECONFIG=... make e2e, only chromium" >&2
+    echo "pdcluster: a node of our own needs root and these packages of Debian:$missing; or give a cluster: KUBECONFIG=... make e2e" >&2
     exit 1
 fi
 echo "pdcluster: installing$missing"

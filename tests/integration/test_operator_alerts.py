@@ -13,18 +13,19 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from tools.chart.dashboard import expressions
 
+from integration.test_router_alerts import CASES
 from operator_cases.statuses import FAILED_STATUS, FIRST, WELL, WELL_STATUS
 from pdcluster_connector import failures
 from pdcluster_connector.failures import TransferFailure
 from pdcluster_connector.vllm.metrics import CountMetrics
 from pdcluster_operator.core.status.conditions import Status
-from pdcluster_operator.core.status.gauges import sample_of
+from pdcluster_operator.core.status.gauges import PoolSample, sample_of
 from pdcluster_operator.core.status.pool_status import reduce_status
 from pdcluster_operator.http_kube import ApiCall
 from pdcluster_operator.kinds import PDCLUSTER
 from pdcluster_operator.metrics import Metrics
 from pdcluster_operator.work_queue import RunOutcome
-from prometheus.alerts import RULES, are_readable, as_shown, came_and_went, without_a_number
+from prometheus.alerts import NAMES, RULES, are_readable, as_shown, came_and_went, without_a_number
 from prometheus.evaluation import STEP_S, Sample, Scrapes, samples_of
 
 OPERATOR: Final = {"namespace": "pdcluster-system", "pod": "operator-0"}
@@ -51,7 +52,12 @@ class Operator:
 
     def __post_init__(self) -> None:
         self.metrics.watch_replica(lambda: self.leads, lambda: 1, lambda: 0.5, lambda: self.num_left_out)
-        self.metrics.watch_pools(lambda: [sample_of("team", "tiny", self.pool, DEADLINE_S, self.now)])
+        self.metrics.watch_pools(self._pools)
+
+    def _pools(self) -> list[PoolSample]:
+        """Of the second pool nothing may be told."""
+        told = (("team", "tiny", self.pool), ("other", "well", WELL_STATUS))
+        return [sample_of(namespace, name, status, DEADLINE_S, self.now) for namespace, name, status in told]
 
     def scraped(self) -> list[Sample]:
         """After a further run of its loop and ``STEP_S`` of its time."""
@@ -83,7 +89,8 @@ def test_an_operators_alert_comes_with_its_fault_and_goes_after_it(name: str) ->
     _scrape(scrapes, operator, NUM_AFTER, well)
     told = scrapes.evaluate(RULES)
     assert told.errors == []
-    came_and_went(told, {name} | ALSO.get(name, set()), begins_s, scrapes.now_s - STEP_S)
+    place = "team/tiny" if "pool" in FAULTS[name] else OPERATOR["namespace"]
+    came_and_went(told, {name} | ALSO.get(name, set()), place, begins_s, scrapes.now_s - STEP_S)
 
 
 def _scrape(scrapes: Scrapes, operator: Operator, num_steps: int, changes: Mapping[str, Any] | None = None) -> None:
@@ -101,7 +108,7 @@ def test_an_operator_that_is_gone_is_told() -> None:
     told = scrapes.evaluate(RULES)
     assert told.errors == []
     assert told.firing().keys() == {"PDClusterNobodyLeads"}
-    are_readable(told.firing()["PDClusterNobodyLeads"])
+    are_readable(told.firing()["PDClusterNobodyLeads"], "No operator leads")
 
 
 class Engine:
@@ -146,7 +153,12 @@ def test_an_engines_alert_comes_with_its_failures_and_goes_after_them(name: str)
         scrapes.add(engine.scraped(DONE), operator.scraped())
     told = scrapes.evaluate(RULES)
     assert told.errors == []
-    came_and_went(told, {name}, begins_s, scrapes.now_s - STEP_S)
+    came_and_went(told, {name}, "team/tiny", begins_s, scrapes.now_s - STEP_S)
+
+
+def test_each_alert_has_a_case() -> None:
+    alone = {"PDClusterDiscoveryDown", "PDClusterCertificateExpires"}
+    assert {*FAULTS, *COUNTED, *CASES, *alone} == NAMES
 
 
 def test_each_panel_of_operators_and_engines_shows_a_number() -> None:

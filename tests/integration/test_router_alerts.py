@@ -29,9 +29,12 @@ from prometheus.evaluation import STEP_S, Evaluation, Sample, Scrapes, samples_o
 
 pytestmark = pytest.mark.anyio
 
+PLACE: Final = "team/tiny"
 TARGET: Final = {"namespace": "team", "pod": "tiny-router-0", "pdcluster_dev_cluster": "tiny"}
 """What the chart's monitors and Prometheus put beside a router's own labels."""
 QUICK: Final[Mapping[str, Any]] = {"probe_interval_s": 0.01}
+WELL: Final = {"namespace": "other", "pod": "well-router-0", "pdcluster_dev_cluster": "well"}
+"""Another pool, of which nothing may be told: each page is the first one of the router again."""
 LEADER: Final = [Sample({"__name__": "pdcluster_operator_leading", "namespace": "pdcluster", "pod": "operator-0"}, "1")]
 """Without any operator an alert tells of that."""
 NUM_BEFORE: Final = 12
@@ -47,18 +50,20 @@ class Watch:
 
     rig: Rig
     scrapes: Scrapes = field(default_factory=lambda: Scrapes(int(time.time())))
+    first: bytes = b""
 
     async def scrape(self, num_steps: int, between: Callable[[Rig], Awaitable[object]] | None = None) -> None:
         """So many times, each after ``between``."""
         for _ in range(num_steps):
             if between is not None:
                 await between(self.rig)
-            self.scrapes.add(await self._page(), LEADER)
+            page = await self._page()
+            self.first = self.first or page
+            self.scrapes.add(samples_of(page, TARGET), samples_of(self.first, WELL), LEADER)
 
-    async def _page(self) -> list[Sample]:
+    async def _page(self) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
-            page = (await (await self.rig.internal()).get("/metrics")).body
-        return samples_of(page, TARGET)
+            return (await (await self.rig.internal()).get("/metrics")).body
 
     async def evaluate(self, *asked: str) -> Evaluation:
         told = await asyncio.to_thread(self.scrapes.evaluate, RULES, asked)
@@ -130,7 +135,7 @@ async def test_an_alert_comes_with_its_fault_and_goes_after_it(name: str) -> Non
         async with case.fault(rig):
             await watch.scrape(NUM_DURING, post)
         await watch.scrape(NUM_AFTER, post)
-    came_and_went(await watch.evaluate(), {name, *case.also}, begins_s, watch.scrapes.now_s - STEP_S)
+    came_and_went(await watch.evaluate(), {name, *case.also}, PLACE, begins_s, watch.scrapes.now_s - STEP_S)
 
 
 DISCOVERY_PANELS: Final = [as_shown(one) for one in expressions() if "pdcluster_router_discovery_up" in one]
@@ -152,7 +157,7 @@ async def test_another_secret_is_told() -> None:
         begins_s = watch.scrapes.now_s
         await watch.scrape(NUM_DURING, call_with_another_secret)
         await watch.scrape(NUM_AFTER, post)
-    came_and_went(await watch.evaluate(), {"PDClusterSecretsDiffer"}, begins_s, watch.scrapes.now_s - STEP_S)
+    came_and_went(await watch.evaluate(), {"PDClusterSecretsDiffer"}, PLACE, begins_s, watch.scrapes.now_s - STEP_S)
 
 
 async def test_engines_that_cannot_be_read_are_told(tmp_path: Path) -> None:
@@ -168,8 +173,8 @@ async def test_engines_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         await until(lambda: discovery.is_current)
         await watch.scrape(NUM_AFTER)
     told = await watch.evaluate(*DISCOVERY_PANELS)
-    came_and_went(told, {"PDClusterDiscoveryDown"}, begins_s, watch.scrapes.now_s - STEP_S)
-    assert [[sample.value for sample in found] for found in told.found.values()] == [["1"], ["1"]]
+    came_and_went(told, {"PDClusterDiscoveryDown"}, PLACE, begins_s, watch.scrapes.now_s - STEP_S)
+    assert [[sample.value for sample in found] for found in told.found.values()] == [["2"], ["2"]]
 
 
 @pytest.mark.parametrize(("days", "is_told"), [(2, True), (4, False)])
@@ -184,7 +189,7 @@ async def test_a_certificate_that_ends_soon_is_told(
     firing = (await watch.evaluate()).firing()
     assert firing.keys() == ({"PDClusterCertificateExpires"} if is_told else set())
     for alerts in firing.values():
-        are_readable(alerts)
+        are_readable((one for one in alerts if one.labels["namespace"] == TARGET["namespace"]), PLACE)
 
 
 async def test_each_panel_of_a_router_shows_a_number(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class PartsRecord:
         self._ended_at: float | None = None
         self._status: int | None = None
         self._error = ""
+        self._first_byte_s = 0.0
         self._answer_end = b""
         self._told: EndFacts | None = None
         """The result of ``told``, once the record is written."""
@@ -60,8 +61,7 @@ class PartsRecord:
 
     def began(self) -> None:
         """The client gets the first bytes of an answer that is no error."""
-        numbers = self._services.metrics.models.of(self._model)
-        numbers.first_byte.add(self._services.now() - self._received_at)
+        self._first_byte_s = self._services.now() - self._received_at
 
     def answered(self, status: int, end: bytes) -> None:
         """The client has the whole answer. ``end``: its last bytes."""
@@ -94,7 +94,9 @@ class PartsRecord:
         if told.outcome is not None:
             services.metrics.ended(told.outcome)
         if told.outcome is Outcome.OK:
-            services.metrics.models.of(self._model).answered(told.trace, self._answer_end)
+            numbers = services.metrics.models.of(self._model)
+            numbers.first_byte.add(self._first_byte_s)
+            numbers.answered(told.trace, self._answer_end)
         services.metrics.took(Span.TOTAL, (self._ended_at or services.now()) - self._received_at)
         if services.kept.is_on:
             row = replace(self.row(), ended_at_unix_s=services.unix_now())

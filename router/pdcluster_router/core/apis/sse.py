@@ -37,8 +37,9 @@ when vLLM stops: the answer has status 200 and the text so far. No text that a m
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
 """Bytes that mark an answer as unfinished by its engine, each with the reason that the client is told."""
 
-KEPT_BYTES: Final = 512
-"""How many bytes of a stream's end are kept, at least. vLLM's last events with ``usage`` take 150 to 250."""
+KEPT_BYTES: Final = 1024
+"""How many bytes of a stream's end are kept, at least. From ``usage`` to the end of vLLM's streams are 150 to 600, the
+most with metrics of each request."""
 _MOST_KEPT_BYTES: Final = 2 * KEPT_BYTES
 """A kept end that is longer is cut to ``KEPT_BYTES``, so that not every chunk costs a cut."""
 
@@ -120,7 +121,7 @@ class ErrorWatch:
         self._is_error_torn = False
         """Whether the beginning of the error event was passed on before the event was known to be an error."""
         self.end = bytearray(b"\n".rjust(self._num_torn))
-        """The last bytes of the stream. It grows in place: no chunk is copied for it."""
+        """The last bytes of the stream. It grows in place."""
         self._event: bytes | None = None
 
     @property

@@ -34,7 +34,7 @@ _LESS_THAN_AN_EVENT: Final = len(_EVENT) - 1
 _BEFORE: Final = b"\n" * len(_EVENT)
 """Stands before the first chunk: an event at its very beginning is counted too."""
 _USAGE: Final = b'"usage"'
-"""In text these quotes would be escaped, so no text that a model makes looks like this."""
+"""In text these quotes would be escaped. The input of a tool may have them, but vLLM writes its own behind that."""
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
@@ -140,7 +140,8 @@ def token_counts_in(end: bytes | bytearray) -> TokenCounts:
 
 
 def _usage_in(end: bytes | bytearray) -> bytes | bytearray:
-    """The object of the last ``usage``; empty: there is none. Objects in that object hold no further objects."""
+    """The object of the last ``usage``; empty: there is none. It may hold objects that hold objects, as those with
+    the tokens of images (vLLM 0.32), and no deeper ones."""
     at = end.rfind(_USAGE, -END_BYTES)
     if at >= 0 and end.startswith(_COMPACT, at):
         begin = at + len(_USAGE) + 1
@@ -178,7 +179,8 @@ def _anthropic_counts_of(usage: _Usage) -> TokenCounts:
 
 _COMPACT: Final = _USAGE + b":{"
 """How vLLM writes it."""
-_OBJECT: Final = re.compile(rb'usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_INNER: Final = rb"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}"
+_OBJECT: Final = re.compile(rb'usage"\s*:\s*(\{[^{}]*(?:' + _INNER + rb"[^{}]*)*\})")
 """``usage`` from behind its first quote, and its object."""
 _DECODER: Final = msgspec.json.Decoder(_Usage)
 _NO_COUNTS: Final = TokenCounts()

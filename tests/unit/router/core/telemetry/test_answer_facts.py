@@ -33,6 +33,10 @@ ANTHROPIC = b'{"input_tokens":3,"output_tokens":2,"cache_read_input_tokens":4,"c
         (b'{"usage":{"prompt_tokens":1}} {"usage":{"prompt_tokens":2}}', TokenCounts(2)),
         (b'{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}', TokenCounts(7)),
         (b'{"usage":{"a":{"b":1},"c":{"d":2},"prompt_tokens":7},"e":{}}', TokenCounts(7)),
+        (
+            b'{"usage":{"prompt_tokens_details":{"cached_tokens":4,"multimodal_tokens":{"image":5}},"prompt_tokens":7}}',
+            TokenCounts(7, None, 4),
+        ),
         (b'{"usage"\n:\t{"prompt_tokens":7}}', TokenCounts(7)),
         (bytearray(b'{"usage":{"prompt_tokens":7}}'), TokenCounts(7)),
     ],

@@ -30,6 +30,8 @@ REFUSED_TOKENS: Final = (
             ("with a user", "https://user@host/jwks"),
             ("with a variable", "https://host/$(POD_IP)"),
             ("with a fragment", "https://host/#a"),
+            ("with a port that none has", "https://host:65536/jwks"),
+            ("with a host that none has", "https://host..example/jwks"),
         )
     ),
     Refused(

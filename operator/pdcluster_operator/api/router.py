@@ -51,6 +51,10 @@ class KeySetRef(ApiModel):
 
 _CLAIM: Final = r"^[!-#%-~]+$"
 """Visible ASCII without the sign that Kubernetes expands in arguments."""
+_LABEL: Final = "[a-zA-Z0-9]([-a-zA-Z0-9]*[a-zA-Z0-9])?"
+"""Of a host's name."""
+_PORT: Final = "([1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5]))))"
+"""1 to 65535."""
 
 
 class RouterTokens(ApiModel):
@@ -63,7 +67,7 @@ class RouterTokens(ApiModel):
     client_claim: str = Field(default="sub", min_length=1, max_length=128, pattern=_CLAIM)
     """The claim with the client's name. Default sub, which each token has."""
     key_set_url: str | None = Field(
-        default=None, max_length=1024, pattern=r"^https://[-.a-zA-Z0-9]+(:[1-9][0-9]{0,4})?(/[!%-~]*)?$"
+        default=None, max_length=1024, pattern=rf"^https://{_LABEL}(\.{_LABEL})*(:{_PORT})?(/[!%-~]*)?$"
     )
     """https:// URL of the provider's public keys (JWKS), without user, fragment and dollar sign. Routers may then reach
     its port at any address, and are ready once they have the keys. Default: none; then give keySetSecretRef."""

@@ -115,7 +115,7 @@ class Access:
         """The names of all keys; only an empty name if clients need no key."""
         if self.keys is None:
             return frozenset(("",))
-        return frozenset((*self.keys.names, EVERY_TOKEN) if self.tokens is not None else self.keys.names)
+        return frozenset((*self.keys.names, EVERY_TOKEN))
 
     def flow_of(self, client: str) -> KeyFlow:
         """The flow of a request that has to wait. ``client``: its key's name; empty if clients need none."""

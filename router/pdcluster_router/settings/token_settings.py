@@ -26,7 +26,8 @@ def _checked_place(key_set: str) -> str:
     parts = urlsplit(key_set)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError(f"{key_set.split('@')[-1]!r} is no file and no URL like https://HOST/jwks")
-    if parts.username or parts.fragment or not (key_set.isascii() and key_set.isprintable() and " " not in key_set):
+    is_plain = key_set.isascii() and key_set.isprintable() and " " not in key_set
+    if "@" in parts.netloc or parts.fragment or not is_plain:
         raise ValueError("it has a user, a fragment or characters that no URL has: give https://HOST/PATH")
     if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ValueError(f"{key_set!r} would be read in the clear, and could be forged: give an https:// URL")

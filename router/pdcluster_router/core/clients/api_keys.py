@@ -24,11 +24,14 @@ from typing import Final
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.apis.openai_errors import JWT_PREFIX
 from pdcluster_router.core.clients.fair_queue import MAX_PRIORITY, MAX_WEIGHT, NO_KEY, KeyFlow
-from pdcluster_router.core.clients.key_limits import MAX_LIMIT, NO_LIMITS, KeyLimits, LimitedBy
+from pdcluster_router.core.clients.key_limits import EVERY_TOKEN, MAX_LIMIT, NO_LIMITS, KeyLimits, LimitedBy
 
 MAX_KEYS: Final = 1000
 """Each key costs every request 0.1 us: a shown key is compared with all, so that the time of the check tells
 nothing."""
+
+MAX_NAME_CHARS: Final = 128
+"""Of a client of tokens. A UUID has 36, a Kubernetes ServiceAccount or a SPIFFE id can have more than 64."""
 
 CURE: Final = "printf %s KEY | sha256sum"
 _LINE: Final = re.compile(r"([0-9a-fA-F]{64})(?:\s+(\S+)(?:\s+(\S.*))?)?")
@@ -44,6 +47,9 @@ _LIKE_A_SETTING: Final = re.compile(
     rf"(?:{'|'.join(by.value for by in LimitedBy)})|(?:{'|'.join(_BOUNDS)})=.*|[^=]+=-?[0-9]+"
 )
 """A misspelt limit matches too. Taken for a name, it would leave its key without a limit, and no error would say so."""
+_TOKEN_NAME: Final = re.compile(rf"{JWT_PREFIX}([!-~]{{1,{MAX_NAME_CHARS}}})")
+_COMMENT: Final = re.compile(r"(?:^|\s)#.*")
+"""Behind the name of a client of tokens, which may have ``#`` in it."""
 _SETTINGS: Final = (
     f"{', '.join(f'{by.value}=N' for by in LimitedBy)} (N from 1 to {MAX_LIMIT}), weight=N (1 to {MAX_WEIGHT}), "
     f"priority=N ({-MAX_PRIORITY} to {MAX_PRIORITY})"
@@ -143,8 +149,9 @@ def _defaults_in(lines: list[tuple[int, str]]) -> dict[str, int]:
 
 def _key_line(number: int, said: str, *, has_tokens: bool) -> tuple[bytes, str, dict[str, int]]:
     """The digest, the name and the settings of one key. The digest is empty for a client of tokens."""
-    if has_tokens and said.startswith(JWT_PREFIX):
+    if said.startswith(JWT_PREFIX):
         client, *words = said.split()
+        _check_token_name(number, client, has_tokens=has_tokens)
         return b"", client, _settings_in(" ".join(words), number)
     match = _LINE.fullmatch(said)
     if match is None:
@@ -158,10 +165,24 @@ def _key_line(number: int, said: str, *, has_tokens: bool) -> tuple[bytes, str, 
     return bytes.fromhex(match[1]), f"line-{number}" if name == _NO_NAME else name, settings
 
 
+def _check_token_name(number: int, client: str, *, has_tokens: bool) -> None:
+    """Raises: ConfigError: No token can have this name."""
+    if not has_tokens:
+        cure = "add --jwt-key-set, or take the line out"
+        raise ConfigError(f"line {number} names a client of tokens, which this router does not read: {cure}")
+    if client == EVERY_TOKEN:
+        raise ConfigError(f"line {number} names all clients of tokens: write {_DEFAULTS} in place of {EVERY_TOKEN}")
+    match = _TOKEN_NAME.fullmatch(client)
+    if match is None or _LIKE_A_SETTING.fullmatch(match[1]):
+        want = f"1 to {MAX_NAME_CHARS} visible ASCII characters"
+        raise ConfigError(f"line {number} has no name of a client behind {JWT_PREFIX}: write the claim, {want}")
+
+
 def _lines_of(text: str) -> Iterator[tuple[int, str]]:
     """The lines that say something, without their comments, each with its number."""
     for number, line in enumerate(text.splitlines(), start=1):
-        if said := line.partition("#")[0].strip():
+        is_of_token = line.lstrip().startswith(JWT_PREFIX)
+        if said := (_COMMENT.sub("", line) if is_of_token else line.partition("#")[0]).strip():
             yield number, said
 
 

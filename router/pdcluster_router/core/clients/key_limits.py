@@ -262,6 +262,16 @@ class UnnamedUses:
         self._uses.move_to_end(name)
         return use
 
+    def take(self, name: str) -> KeyUse | None:
+        """The use of a client that a line names from now on; None: it has none."""
+        return self._uses.pop(name, None)
+
+    def adopt(self, name: str, use: KeyUse) -> None:
+        """The use of a client that no line names any more. Its requests run on."""
+        self._forget_one()
+        self._uses[name] = use
+        use.limit(self._limits)
+
     def set_limits(self, limits: KeyLimits) -> None:
         self._limits = limits
         for use in self._uses.values():
@@ -320,9 +330,16 @@ class KeyUses:
             self._unnamed.set_limits(of_others)
         before, self._uses = self._uses, {}
         for name, use in before.items():
-            if name in limits or use.num_running:
+            if name not in limits and self._unnamed is not None and name.startswith(JWT_PREFIX):
+                self._unnamed.adopt(name, use)
+            elif name in limits or use.num_running:
                 self._uses[name] = use
                 use.limit(limits.get(name, NO_LIMITS))
         for name in limits.keys() - before.keys():
-            use = self._uses[name] = KeyUse()
+            use = self._uses[name] = self._use_of_new(name)
             use.limit(limits[name])
+
+    def _use_of_new(self, name: str) -> KeyUse:
+        """Of a name that has limits of its own from now on."""
+        known = None if self._unnamed is None else self._unnamed.take(name)
+        return known or KeyUse()

@@ -14,6 +14,9 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.clients.tokens.claims import BadToken, TokenHeader, safe
 from pdcluster_router.core.clients.tokens.jwks import ALGORITHMS, PublicJwk, keys_in
 
+_MOST_TRIED: Final = 3
+"""Keys of one name. A provider that renews a key may give the new one the old name for a while."""
+
 
 class UnknownKeyError(BadToken):
     """No key is known by which the token could be signed. A newer key set may have it."""
@@ -42,17 +45,21 @@ class KeySet:
         if header.algorithm not in ALGORITHMS:
             want = "one that is signed with a private key, as by RS256, ES256 or EdDSA"
             raise BadToken(f"alg is {safe(header.algorithm)}, which is not taken: ask for {want}")
-        try:
-            payload: bytes = self._jws.decode(token, self._key_for(header).key, algorithms=[header.algorithm])
-        except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError) as error:
-            raise BadToken("the signature of the token is not of the key that it names: ask for a new token") from error
-        return payload
+        for public in self._keys_for(header):
+            try:
+                payload: bytes = self._jws.decode(token, public.key, algorithms=[header.algorithm])
+            except (jwt.PyJWTError, UnsupportedAlgorithm, ValueError, RecursionError):
+                continue
+            return payload
+        raise BadToken("the signature of the token is not of the key that it names: ask for a new token")
 
-    def _key_for(self, header: TokenHeader) -> jwt.PyJWK:
-        """The key that the header names. A token that names none may only be of the one key that there is."""
+    def _keys_for(self, header: TokenHeader) -> list[jwt.PyJWK]:
+        """The keys that the header names, ``_MOST_TRIED`` at most; else those without a name. A token that names none
+        may only be of the one key that there is."""
         if header.key_id is None and len(self._keys) > 1:
             raise BadToken(f"the token names no key (kid), and there are {len(self._keys)}: ask for one that does")
         named = [one for one in self._keys if header.key_id in (None, one[0].key_id)]
+        named = named or [one for one in self._keys if one[0].key_id is None]
         if not named:
             told = f"kid is {safe(header.key_id or '')}, and none of the {len(self._keys)} known keys has it"
             raise UnknownKeyError(f"{told}: ask for a new token; the keys are read again within seconds")
@@ -60,7 +67,7 @@ class KeySet:
         if not fitting:
             can = safe(", ".join(sorted(named[0][0].algorithms)))
             raise BadToken(f"alg is {safe(header.algorithm)}, and the key signs by {can}: ask for a new token")
-        return fitting[0]
+        return fitting[:_MOST_TRIED]
 
 
 def _made(key: PublicJwk) -> jwt.PyJWK | None:

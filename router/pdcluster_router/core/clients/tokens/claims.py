@@ -12,22 +12,23 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Final
 
 import orjson
 
 from pdcluster_router.core.apis.openai_errors import JWT_PREFIX
+from pdcluster_router.core.clients.api_keys import MAX_NAME_CHARS
 
 MAX_TOKEN_BYTES: Final = 8 << 10
 """Tokens of identity providers have one to two KiB, with many groups some more."""
 LEEWAY_S: Final = 30.0
 """Seconds by which the clocks of the identity provider and this machine may differ."""
-MAX_NAME_CHARS: Final = 128
-"""A UUID has 36, a Kubernetes ServiceAccount or a SPIFFE id can have more than 64."""
 _NAME: Final = re.compile(rf"[!-~]{{1,{MAX_NAME_CHARS}}}")
 _PARTS: Final = re.compile(rb"([\w-]+)\.([\w-]*)\.([\w-]*)")
 _MAX_SHOWN_CHARS: Final = 80
+_NO_TEXT: Final = "no text"
+_MOST_S: Final = 1e12
+"""No time of a token is later: some 30,000 years."""
 _NOT_SHOWN: Final = re.compile(r'[^ -~]|["\\]')
 """No character of these may stand in ``error_description`` (RFC 6750, section 3)."""
 _STARTS: Final = ("nbf", "iat")
@@ -82,7 +83,9 @@ def read_header(token: bytes) -> TokenHeader | None:
     if "crit" in header:
         raise BadToken("the token has a critical extension (crit), and none is known here: ask for one without")
     key_id = header.get("kid")
-    return TokenHeader(str(header["alg"]), key_id if isinstance(key_id, str) else None)
+    algorithm = header["alg"]
+    told = algorithm if isinstance(algorithm, str) else _NO_TEXT
+    return TokenHeader(told, key_id if isinstance(key_id, str) else None)
 
 
 def _object_in(part: bytes) -> dict[str, Any] | None:
@@ -133,7 +136,7 @@ def _check_origin(claims: Mapping[str, Any], rules: TokenRules) -> None:
 
 def _seconds_in(claims: Mapping[str, Any], name: str) -> float:
     value = claims.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MOST_S:
         cure = "ask the identity provider for a token that has it in Unix seconds"
         raise BadToken(f"{name} is {_shown(claims, name)}: {cure}")
     return float(value)
@@ -162,7 +165,10 @@ def _shown(claims: Mapping[str, Any], name: str) -> str:
     if name not in claims:
         return "missing"
     value = claims[name]
-    return safe(value if isinstance(value, str) else orjson.dumps(value).decode())
+    try:
+        return safe(value if isinstance(value, str) else orjson.dumps(value).decode())
+    except orjson.JSONEncodeError:  # It is nested too deeply.
+        return _NO_TEXT
 
 
 def safe(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from hashlib import sha256
 
 import pytest
@@ -217,7 +218,7 @@ def test_a_key_and_a_client_of_tokens_never_have_one_name() -> None:
 
 
 def test_without_tokens_a_line_of_their_clients_is_no_key() -> None:
-    with pytest.raises(ConfigError, match="line 1 is not a SHA-256"):
+    with pytest.raises(ConfigError, match="line 1 names a client of tokens, which this router does not read"):
         parse_keys("jwt:alice max_concurrent=8\n")
     assert parse_keys(f"{digest('a')} jwt:alice\n").names == ("jwt:alice",)
 
@@ -226,6 +227,26 @@ def test_without_tokens_a_line_of_their_clients_is_no_key() -> None:
 def test_a_line_of_a_client_of_tokens_has_nothing_but_limits(words: str) -> None:
     with pytest.raises(ConfigError, match="line 1 has something else than limits"):
         parse_keys(f"jwt:alice {words}\n", has_tokens=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("jwt:*", "line 1 names all clients of tokens: write defaults in place of jwt:*"),
+        ("jwt:", "line 1 has no name of a client behind jwt:"),
+        ("jwt:max_concurrent=4", "line 1 has no name of a client behind jwt:"),
+        ("jwt:" + "a" * 129, "line 1 has no name of a client behind jwt:"),
+        ("jwt:\u00e9", "line 1 has no name of a client behind jwt:"),
+    ],
+)
+def test_a_line_that_can_match_no_client_of_tokens_is_refused(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        parse_keys(f"{name} weight=2\n", has_tokens=True)
+
+
+def test_a_name_of_a_client_of_tokens_may_have_a_number_sign() -> None:
+    keys = parse_keys("  jwt:a#b max_concurrent=1 # c\n# jwt:c\n", has_tokens=True)
+    assert keys.limits == {"jwt:a#b": KeyLimits(max_concurrent=1)}
 
 
 def test_the_clients_that_lines_name_are_bounded() -> None:

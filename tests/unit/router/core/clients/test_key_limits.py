@@ -281,3 +281,16 @@ def test_limits_of_clients_that_no_line_names_may_change_and_go() -> None:
     uses.set_limits({})
     assert uses.of("jwt:bob") is None
     assert list(uses.all()) == []
+
+
+def test_a_client_of_tokens_keeps_its_use_when_a_line_begins_or_ends_to_name_it() -> None:
+    two, one, alice = KeyLimits(max_concurrent=2), KeyLimits(max_concurrent=1), "jwt:alice"
+    uses = KeyUses({alice: two}, one)
+    use = uses.of(alice)
+    assert use is not None
+    assert use.enter(1, now=0.0) is None
+    for limits in ({}, {alice: one}, {}):
+        uses.set_limits(limits, one)
+        assert uses.of(alice) is use
+        assert use.enter(1, now=0.0) is not None, "one request runs, and one is the most"
+        assert [name for name, _ in uses.all()] == [*limits, "jwt:*"]

@@ -171,3 +171,43 @@ def test_a_key_set_whose_numbers_are_no_keys_is_refused() -> None:
     with pytest.raises(ConfigError, match="of its 1 keys none can be read"):
         KeySet(json.dumps({"keys": [jwk]}).encode())
     assert len(KeySet(json.dumps({"keys": [jwk, signing_key("b").jwk()]}).encode())) == 1
+
+
+def test_a_key_without_a_name_may_have_signed_a_token_that_names_one() -> None:
+    checked = Checked()
+    (key,) = json.loads(key_set(signing_key("first")))["keys"]
+    del key["kid"]
+    checked.check.take(json.dumps({"keys": [key]}).encode())
+    assert checked.admit(token("first")) == "jwt:alice"
+    assert checked.asked == 0
+
+
+def test_of_two_keys_with_one_name_either_may_have_signed() -> None:
+    checked = Checked()
+    keys = [{**key, "kid": "same"} for key in json.loads(key_set(signing_key("first"), signing_key("second")))["keys"]]
+    checked.check.take(json.dumps({"keys": keys}).encode())
+    assert [checked.admit(token(name, headers={"kid": "same"})) for name in ("first", "second")] == ["jwt:alice"] * 2
+
+
+def test_a_header_that_is_nested_deeply_is_refused_as_any_other() -> None:
+    checked = Checked("first")
+    header = b'{"alg":' + b"[" * 1000 + b"]" * 1000 + b"}"
+    shown = b".".join(urlsafe_b64encode(part).rstrip(b"=") for part in (header, b"{}", b"abc"))
+    assert "alg is no text, which is not taken" in checked.refusal(shown)
+
+
+@pytest.mark.parametrize(("claim", "says"), [("iss", "iss is no text"), ("exp", "exp is no text")])
+def test_a_claim_that_is_nested_deeply_is_refused_as_any_other(claim: str, says: str) -> None:
+    nested: list[Any] = []
+    for _ in range(400):
+        nested = [nested]
+    payload = json.dumps({**claims_of(now=NOW), claim: nested}).encode()
+    signed = jwt.api_jws.encode(payload, signing_key("first").private, "ES256", {"kid": "first"})
+    assert says in Checked("first").refusal(signed)
+
+
+@pytest.mark.parametrize("seconds", [1e300, -1e300, 10**15])
+def test_a_time_that_no_token_has_is_refused_in_a_short_error(seconds: float) -> None:
+    said = Checked("first").refusal(token(exp=seconds))
+    assert said.startswith("exp is ")
+    assert len(said) < 200

@@ -9,9 +9,9 @@ from typing import Any, Final
 import pytest
 
 from fakes.identity import AUDIENCE, ISSUER, claims_of, token_of
+from pdcluster_router.core.clients.api_keys import MAX_NAME_CHARS
 from pdcluster_router.core.clients.tokens.claims import (
     LEEWAY_S,
-    MAX_NAME_CHARS,
     MAX_TOKEN_BYTES,
     BadToken,
     GoodToken,

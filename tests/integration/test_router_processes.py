@@ -220,10 +220,11 @@ async def test_processes_are_replaced_without_a_failed_request() -> None:
 
 
 async def ask(scene: Scene, is_over: asyncio.Event, *, keeps: bool) -> tuple[int, int]:
-    """Asks until it is over. ``keeps``: on one connection, until the router ends it. Returns how often it has asked,
-    and how often the router has ended a connection."""
-    client, num, num_ended = await scene.client(), 0, 0
-    while not is_over.is_set():
+    """Asks until it is over, and then once more. ``keeps``: on one connection, until the router ends it. Returns how
+    often it has asked, and how often the router has ended a connection."""
+    client, num, num_ended, is_last = await scene.client(), 0, 0, False
+    while not is_last:
+        is_last = is_over.is_set()
         answer = await client.post(COMPLETIONS, PROMPT)
         assert answer.status == 200
         num += 1

@@ -17,6 +17,7 @@ from pdcluster_router.core.apis.request_head import MAX_ID_BYTES, origin_form, p
         (b"HTTPS://a/x#z", b"/x", b"/x#z"),
         (b"http://a", b"/", b"/"),
         (b"http://a?x", b"/", b"/?x"),
+        (b"http://a/x?y=http://b/z", b"/x", b"/x?y=http://b/z"),
         (b"/http://a/x", b"/http://a/x", b"/http://a/x"),
         (b"*", b"*", b"*"),
     ],

@@ -135,3 +135,17 @@ def test_come_back_in_as_long_as_the_head_of_the_queue_has_waited(now: float, se
 
 def test_come_back_in_a_second_when_nobody_waits() -> None:
     assert admission().retry_after_s(now=5.0) == 1
+
+
+def test_a_limit_that_is_set_later_is_one_for_each_engine() -> None:
+    gate = admission(engine_tokens=100)
+    gate.set_engines(3)
+    gate.limit(engine_tokens=40, max_queued=3, queue_s=30.0, tokens_of=len)
+    assert [gate.enter(40) for _ in range(4)] == [True, True, True, False]
+
+
+def test_who_waits_has_the_share_of_the_limit_that_is_set_later() -> None:
+    gate = waiting(("a", 25))
+    gate.limit(engine_tokens=400, max_queued=3, queue_s=30.0, tokens_of=lambda _: 1000)
+    assert gate.admit(now=0.0) == ["a"]
+    assert gate.backlog_tokens == 100 + 400 // 4

@@ -73,6 +73,7 @@ LISTED: dict[str, tuple[tuple[bytes | str, ...], str]] = {
     "two words": ((f"{CLIENT}, 10.9.9.9 10.8.8.8",), PROXY),
     "a huge one": ((f"{CLIENT}, ".encode() + b"1" * 60_000,), PROXY),
     "a huge one before": ((b"1" * 60_000 + f", {CLIENT}".encode(),), CLIENT),
+    "a proxy behind a huge blank": ((f"{CLIENT}," + " " * MAX_ELEMENT_BYTES + "10.9.9.9",), PROXY),
     "blanks without end": ((f"{CLIENT}, ".encode() + b" " * 60_000,), PROXY),
     "many lines": ((*["198.51.100.9"] * 255, CLIENT), CLIENT),
     "as many proxies as are looked at": ((CLIENT, *["10.9.9.9"] * (MAX_HOPS - 1)), CLIENT),

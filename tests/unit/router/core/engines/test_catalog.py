@@ -9,7 +9,14 @@ import pytest
 from fakes.answers import models_answer
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.breaker import Breaker
-from pdcluster_router.core.engines.catalog import base_names, base_of, engines_of_base, group_for, models_of_decodes
+from pdcluster_router.core.engines.catalog import (
+    base_names,
+    base_of,
+    engines_of_base,
+    group_for,
+    is_listed,
+    models_of_decodes,
+)
 from pdcluster_router.core.engines.listing import Listing, read_listing
 from pdcluster_router.core.engines.membership import EngineState
 
@@ -171,3 +178,9 @@ def test_silent_engines_count_only_where_they_stand_in() -> None:
 
 def test_engines_that_leave_do_not_count() -> None:
     assert num_of("llama", [*pair(LLAMA), *pair(LLAMA, (EngineState.LEAVING, True)), *pair(QWEN)]) == (1, 2)
+
+
+def test_a_name_is_listed_where_an_engine_says_that_it_serves_it() -> None:
+    engines = [*pair(None), *pair(ONE)]
+    assert [is_listed(name, engines) for name in ("m", "sql", "llama")] == [True, True, False]
+    assert not is_listed("m", pair(None))

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from fakes.layerwise import posted
-from fakes.reservations import SECRET, local_prefill_of, reservation_of
+from fakes.reservations import SECRET, local_prefill_of, plain_reservation, reservation_of
 from fakes.router import params_of
+from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import Attempt, TransferId
 from pdcluster_protocol.params import DecodeParams, LocalPrefill, Reservation
 from pdcluster_router.core.apis.sse import ErrorWatch, given_up_in
@@ -42,6 +43,14 @@ def test_our_decode_gets_a_token_and_theirs_the_three_names_that_it_knows() -> N
 def test_only_their_engines_get_the_transfer_in_place_of_the_clients_id() -> None:
     assert (OURS.client_line(b"mine"), OURS.transfer_line(R)) == (b"x-request-id: mine\r\n", b"")
     assert (THEIRS.client_line(b"mine"), THEIRS.transfer_line(R)) == (b"", b"x-request-id: %b\r\n" % R.encode())
+
+
+def test_our_prefill_gets_a_token_for_its_attempt_and_the_time_that_is_left() -> None:
+    ours = OURS.prefill_params(plain_reservation(R), Attempt(2), 7)
+    assert isinstance(ours, Reservation)
+    SECRET.check(ours.token, R, Attempt(2), 7)
+    with pytest.raises(ProtocolError, match="its token allows 7"):
+        SECRET.check(ours.token, R, Attempt(2), 8)
 
 
 def test_prefill_gets_byte_for_byte_what_was_posted() -> None:

@@ -94,6 +94,8 @@ def test_each_prefill_attempt_is_a_span_and_the_failed_one_says_so() -> None:
         ("prefill_failed", 0.35, {"pdcluster.engine": "prefill-0", "pdcluster.attempt": 1})
     ]
     assert found[0].error == ""
+    attempts = [(span.name, span.attributes.get("pdcluster.attempt")) for span in found if span.kind is SpanKind.CLIENT]
+    assert attempts == [("decode", None), ("prefill", 1), ("prefill", 2)]
 
 
 def test_no_reason_leaves_the_router_for_it_may_quote_an_engine() -> None:
@@ -128,6 +130,7 @@ def test_each_decode_engine_has_a_span_and_the_first_one_ends_where_the_next_beg
         ({"status": 502, "outcome": "lost", "error": "decode_lost"}, "decode_lost", "decode_lost"),
         ({"status": None, "outcome": "client_gone"}, "client_gone", "client_gone"),
         ({"status": 500, "outcome": "", "error": "internal_error"}, "internal_error", "internal_error"),
+        ({"status": None, "outcome": ""}, "unknown", "unknown"),
     ],
 )
 def test_a_clients_mistake_is_no_error_of_the_server(facts: dict[str, object], error: str, error_type: str) -> None:
@@ -175,8 +178,14 @@ def test_a_request_in_parts_has_its_own_span_alone_and_parts_have_the_calls() ->
     assert whole[0].attributes["pdcluster.parts"] == 2
     part = spans(request_with(*PAIR), SpanIds(IDS.trace_id, 0x900, IDS.span_id, is_part=True))
     assert (part[0].name, part[0].parent_id, part[0].begin_s) == ("part", IDS.span_id, 0.0)
-    assert "gen_ai.usage.input_tokens" not in part[0].attributes
+    assert part[0].attributes == {"pdcluster.request_id": "R", "pdcluster.outcome": "ok"}
     assert [span.name for span in part[1:]] == ["queue", "decode", "reservation", "first_token", "answer", "prefill"]
+
+
+def test_a_part_that_failed_has_the_kind_of_its_failure() -> None:
+    lost = request_with(PAIR[0], status=502, outcome="lost", error="decode_lost")
+    part = spans(lost, SpanIds(IDS.trace_id, 0x900, IDS.span_id, is_part=True))[0]
+    assert (part.error, part.attributes["error.type"]) == ("decode_lost", "decode_lost")
 
 
 def test_a_request_that_was_only_read_has_the_time_of_that() -> None:

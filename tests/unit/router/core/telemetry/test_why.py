@@ -10,7 +10,7 @@ from tools.reference import errors
 
 from pdcluster_protocol.kept import KeptRequest, Milestone, Moment
 from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, ApiError
-from pdcluster_router.core.telemetry.why import NOTHING, WORDS, explain, failures_of
+from pdcluster_router.core.telemetry.why import NOTHING, WORDS, explain, explained_by, failures_of
 from pdcluster_router.telemetry.failures import FailureKind
 from pdcluster_router.telemetry.metrics import Outcome
 
@@ -131,3 +131,10 @@ def test_after_the_last_try_decode_is_waited_for_and_no_other_try_is_promised(ki
 
 def test_a_request_whose_client_has_all_waits_for_nothing_that_matters() -> None:
     assert explain(KeptRequest(request_id="r", outcome="ok", moments=(SENT,))) == NOTHING
+
+
+def test_a_request_in_parts_is_told_by_the_part_that_it_waits_for() -> None:
+    whole, part = KeptRequest(request_id="r", model="m"), KeptRequest(request_id="r-1", moments=(SENT,))
+    told, words = explained_by(whole, part), explain(part)
+    assert (told.request_id, told.model) == ("r", "m")
+    assert (told.cause, told.cure) == (f"of its part r-1: {words.cause}", words.cure)

@@ -14,6 +14,7 @@ from fakes.faults import Fault, Gate
 from fakes.messages import MESSAGES
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, post, running_rig, send, until
+from integration.test_router_models import ALSO_UNKNOWN
 
 pytestmark = pytest.mark.anyio
 
@@ -136,13 +137,7 @@ async def test_an_answer_whose_client_leaves_does_not_count(rig: Rig, body: dict
 
 
 async def test_each_model_has_numbers_of_its_own_and_a_made_up_name_has_none() -> None:
-    async with running_rig(
-        num_prefill=2,
-        num_decode=2,
-        models=[LLAMA, QWEN, LLAMA, QWEN],
-        model_aliases=["fast=llama"],
-        unknown_models="ask",
-    ) as rig:
+    async with running_rig(**ALSO_UNKNOWN, models=[LLAMA, QWEN, LLAMA, QWEN]) as rig:
         for model in ("llama", "fast", "sql", "qwen", "made-up-1", "made-up-2"):
             assert (await post(rig, {**PROMPT, "model": model})).status == 200
         counts = {model: one["answer_tokens"][0] for model, one in (await numbers_in(rig)).items()}

@@ -64,15 +64,17 @@ async def seconds_of(rig: Rig, family: str) -> dict[str, float]:
     return {labels: int(count) for labels, count in found}
 
 
+ALSO_UNKNOWN: dict[str, Any] = {
+    "num_prefill": 2,
+    "num_decode": 2,
+    "model_aliases": ["fast=llama"],
+    "unknown_models": "ask",
+}
+"""Two pairs, an alias, and names that no engine lists."""
+
+
 async def test_metrics_tell_the_first_byte_of_each_model_and_the_answers_of_each_engine() -> None:
-    async with running_rig(
-        num_prefill=2,
-        num_decode=2,
-        models=[LLAMA, QWEN, LLAMA, QWEN],
-        model_aliases=["fast=llama"],
-        unknown_models="ask",
-        max_prefill_attempts=1,
-    ) as rig:
+    async with running_rig(**ALSO_UNKNOWN, models=[LLAMA, QWEN, LLAMA, QWEN], max_prefill_attempts=1) as rig:
         for said in ("llama", "fast", "sql", "qwen"):
             assert (await post(rig, asking(said))).status == 200
         assert (await post(rig, asking("qwen", n=2))).status == 200

@@ -72,14 +72,14 @@ class TokenCheck:
     def admit(self, token: bytes) -> str | ApiError | None:
         """The name of the token's client, or the error for the client; None: ``token`` is no token."""
         digest = sha256(token).digest()
-        good = self._known.find(digest) or self._checked(token)
-        if not isinstance(good, GoodToken):
-            return good
-        self._known.keep(digest, good)
-        if problem := time_problem(good, self._unix_now()):
-            self._known.forget(digest)
-            return bad_token(problem)
-        return good.client
+        good = self._known.find(digest)
+        if good is None:
+            checked = self._checked(token)
+            if not isinstance(checked, GoodToken):
+                return checked
+            self._known.keep(digest, good := checked)
+        problem = time_problem(good, self._unix_now())
+        return bad_token(problem) if problem else good.client
 
     def _checked(self, token: bytes) -> GoodToken | ApiError | None:
         """The token, its times not judged; the error for the client; or None: it is no token."""

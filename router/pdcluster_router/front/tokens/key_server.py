@@ -67,15 +67,15 @@ class KeyServer:
         """Set after the first question, whatever came of it."""
 
     def want(self) -> None:
-        """The next question comes at once, unless the last one was ``EARLY_S`` ago or less."""
-        if self._loop.time() >= self._asked_at + EARLY_S:
-            self._wanted.set()
+        """The next question comes at once, or ``EARLY_S`` after the last one."""
+        self._wanted.set()
 
     async def run(self) -> None:
         """Asks until cancelled; then no connection is left."""
         try:
             while True:
                 self._asked_at = self._loop.time()
+                self._wanted.clear()
                 await self._ask_and_tell()
                 self.has_asked.set()
                 await self._rest()
@@ -83,11 +83,11 @@ class KeyServer:
             await self._pool.close()
 
     async def _rest(self) -> None:
-        self._wanted.clear()
         failing_s = _BACKOFF.pause_s(self._num_failures, random.random())  # noqa: S311 - no secret
         try:
             async with asyncio.timeout(failing_s if self._num_failures else self._interval_s):
                 await self._wanted.wait()
+                await asyncio.sleep(self._asked_at + EARLY_S - self._loop.time())
         except TimeoutError:
             pass
 

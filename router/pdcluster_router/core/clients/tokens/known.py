@@ -1,4 +1,4 @@
-"""The tokens that were let in, so that a token that comes again costs no check of its signature. Bounded.
+"""Tokens with a right signature and right claims: one that comes again costs no check of its signature. Bounded.
 
 Known by the SHA-256 of the token: no token stays in memory. Their times are judged at each request all the same.
 """
@@ -37,10 +37,6 @@ class KnownTokens:
         self._tokens[digest] = token
         if len(self._tokens) > self._most:
             self._tokens.popitem(last=False)
-
-    def forget(self, digest: bytes) -> None:
-        """The token has expired."""
-        self._tokens.pop(digest, None)
 
     def clear(self) -> None:
         """The keys have changed: each token is checked anew."""

@@ -27,7 +27,8 @@ class AccessLine(msgspec.Struct, kw_only=True, tag_field="event", tag="access"):
     trace_id: str = ""
     """The trace id in the client's ``traceparent``, or of the router's own spans; empty: there is neither."""
     client: str = ""
-    """Name of the API key that the client showed; empty: the router asks for none, or the key was not valid."""
+    """Name of the API key, or ``jwt:`` and the name of the token's client; empty: none was asked for, or none was
+    valid."""
     client_address: str = ""
     """IP address of the client, as far as trusted proxies tell it: decision 0034. Empty where it is not known."""
     method: str = ""

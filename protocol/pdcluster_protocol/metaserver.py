@@ -34,7 +34,8 @@ class PrefillOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     action: Action = Action.FAIL
     attempt: CountOrNone = 0
-    """The attempt that ended well; 0: not said. A rank of it that has not asked for its grant by now never will."""
+    """The attempt that ended well; 0: not said. Ranks of that attempt without a grant will not ask for one
+    any more."""
 
     @property
     def is_ok(self) -> bool:

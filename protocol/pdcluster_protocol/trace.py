@@ -33,7 +33,7 @@ class RequestTrace(msgspec.Struct, kw_only=True, tag_field="event", tag="request
     cached_tokens: int | None = None
     """Prompt tokens that decode had in its prefix cache, in [0, prompt_tokens]."""
     client: str = ""
-    """Name of the API key that the client showed; empty: the router asks for none."""
+    """As in the access log; empty: the router asks for no key and no token."""
 
 
 class LayerTrace(msgspec.Struct, frozen=True, array_like=True):

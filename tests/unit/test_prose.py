@@ -21,6 +21,7 @@ PAGES: Final = [
     *sorted(ROOT.glob("docs/*.md")),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "e2e/README.md")),
 ]
+DECISIONS: Final = sorted(ROOT.glob("docs/decisions/*.md"))
 PRODUCT: Final = ("protocol", "kube", "router", "connector", "operator", "cli")
 MAX_WORDS: Final = 32
 """Of a sentence. Longer ones were the ones that reviewers had to read twice."""
@@ -101,7 +102,7 @@ def test_no_code_of_a_page_scrolls(page: Path) -> None:
     assert too_wide(page.read_text()) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=shown)
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=shown)
 def test_a_page_names_who_acts(page: Path) -> None:
     text = re.sub(r"`[^`\n]+`", "CODE", page.read_text())
     assert [line for line in text.splitlines() if BANNED.search(line)] == []

@@ -248,8 +248,8 @@ then come longer ones that begin alike. Every answer came by a push, none was re
 CPU kernels for MLA, and for Qwen3-Next at unequal TP, round otherwise by themselves. There only clear choices must be
 equal. A choice is clear with a margin in log probability of 0.1 for MLA, and of 0.25 for Qwen3-Next.
 
-No test of this page runs on a GPU. A Llama did three times on an H200, with vLLM 0.26 and 0.23:
-[report](reports/h200.md). Do without `--enforce-eager` between GPUs over TCP: an engine of one rank then computes in
+No test of this page runs on a GPU. A Llama ran three times on an H200, with vLLM 0.26 and 0.23:
+[report](reports/h200.md). Leave `--enforce-eager` out between GPUs over TCP: an engine of one rank then computes in
 the stream in which Mooncake copies.
 """
 

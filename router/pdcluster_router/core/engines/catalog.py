@@ -1,10 +1,10 @@
 """The engines that may serve a request for a model: prefill and decode have the same model and adapter.
 
     name --each engine's list--> what it is there: a name of the base model, or an adapter, its parent and its place
-         --engines that say the same of it--> a group: any prefill engine of it may push to any decode engine of it
+         --engines that say the same of it--> a model group: any prefill engine may push to any decode engine of it
 
-Mostly, all engines of a pool say the same: then a request goes to any of them. ``placement.py`` sorts the engines of a
-group as it sorts those of a whole pool. Decides from lists and states alone.
+Mostly, all engines of a pool say the same: then a request goes to any of them. ``placement.py`` sorts the engines of
+such a group as it sorts those of a whole pool. Decides from lists and states alone.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def served_names(engines: Sequence[SaysModels], aliases: Mapping[str, str]) -> l
 
 
 def is_adapter(name: str, engines: Sequence[SaysModels]) -> bool:
-    """Whether ``name`` is an adapter on these engines, which are those of a group."""
+    """Whether ``name`` is an adapter on these engines, which are those of a model group."""
     return any(listing.get(name) not in (None, BASE) for listing in _listings_of(engines))
 
 

@@ -67,10 +67,10 @@ class Moment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LineAhead(msgspec.Struct, frozen=True, gc=False):
-    """The requests of one API key that were let in while another one waited."""
+    """The requests of one client that were let in while another one waited."""
 
     client: str
-    """Name of the key; empty where the router asks for none."""
+    """Name of the API key, or ``jwt:`` and the name of the token's client; empty: the router asks for neither."""
     num_requests: int
     num_tokens: int
     """As admission counts them."""
@@ -89,9 +89,9 @@ class QueueAhead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     num_known: int = 0
     """How many of them the router still remembers: the last ones."""
     lines: tuple[LineAhead, ...] = ()
-    """The remembered ones by key: the keys with the most tokens, ``MAX_LINES_AHEAD`` at most."""
+    """The remembered ones by client: those with the most tokens, ``MAX_LINES_AHEAD`` at most."""
     num_other_keys: int = 0
-    """How many keys of remembered requests are not in ``lines``."""
+    """How many clients of remembered requests are not in ``lines``."""
 
 
 class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -104,7 +104,7 @@ class KeptRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     trace_id: str = ""
     """The trace id in the client's ``traceparent``, or of the router's own spans."""
     client: str = ""
-    """Name of its API key."""
+    """As in the access log."""
     client_address: str = ""
     """IP address of the client; empty where the router has no access log."""
     model: str = ""

@@ -34,7 +34,7 @@ class RecentRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     fate: str
     """``served``, ``refused`` or ``failed``."""
     client: str = ""
-    """Name of its API key."""
+    """As in the access log."""
     model: str = ""
     alias_of: str = ""
     """As in ``KeptRequest``."""

@@ -118,7 +118,7 @@ class Access:
         return frozenset((*self.keys.names, EVERY_TOKEN))
 
     def flow_of(self, client: str) -> KeyFlow:
-        """The flow of a request that has to wait. ``client``: its key's name; empty if clients need none."""
+        """The flow of a request that has to wait. ``client``: its client's name; empty if clients need none."""
         return NO_KEY if self.keys is None else self.keys.flow_of(client)
 
     def line_for_engines(self, headers: Headers) -> bytes:

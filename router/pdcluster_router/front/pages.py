@@ -45,7 +45,7 @@ class Page:
         if router.access_log is not None:
             self.client_address = router.addresses.of_connection(scope["client"])(headers)
         self.client = ""
-        """The name of the client's key."""
+        """The client's name, as in the access log."""
         self.engine: Engine | None = None
         """The last engine that was asked."""
         self.num_engines = 0

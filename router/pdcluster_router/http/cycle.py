@@ -141,11 +141,11 @@ class HotCycle:
         """None: the router itself carries the bytes."""
         self.refusal: ApiError | None = None
         self.client = ""
-        """Name of the key that the client showed; empty: clients need none."""
+        """The client's name, as in the access log; empty: clients need none."""
         self.keys: ApiKeys | None = None
         """The router's keys at the time when the client's key was checked."""
         self.holder = ""
-        """Name of the key whose part of the room the request takes; empty: no key's."""
+        """Name of the client whose part of the room the request takes; empty: no client's."""
         self.num_body_bytes = 0
         """Body bytes that have come, kept or not."""
         self._connection = connection

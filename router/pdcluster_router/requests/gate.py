@@ -38,7 +38,7 @@ class Gate:
     """Lets requests into the queues of one router, and out of them. Event loop only; ``drain`` empties it."""
 
     def __init__(self, services: Services, start: Start, flow_of: Callable[[str], KeyFlow]) -> None:
-        """``start``: called with each request that enters. ``flow_of``: returns the flow of a key's name."""
+        """``start``: called with each request that enters. ``flow_of``: returns the flow of a client's name."""
         self._services = services
         self._start = start
         self._flow_of = flow_of

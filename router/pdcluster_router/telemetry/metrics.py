@@ -270,9 +270,9 @@ class _Keys(Collector):
         self._created_at = time.time()
 
     def collect(self) -> Iterator[Metric]:
-        text = "Requests turned away because their API key was over a limit, by the key's name and the limit"
+        text = "Requests turned away because their client was over a limit, by the name of the key or token's client"
         refused = CounterMetricFamily(_PREFIX + "key_limited", text, labels=("client", "limit"))
-        text = "Requests of an API key with limits that have not ended, by the key's name"
+        text = "Requests of clients with limits that have not ended, by the name of the key or token's client"
         running = GaugeMetricFamily(_PREFIX + "key_running", text, labels=("client",))
         for name, use in self._uses.all():
             running.add_metric((name,), use.num_running)
@@ -303,7 +303,7 @@ class _Waits(Collector):
         names = self._names()
         for gone in [name for name in self._waits if name not in names]:
             del self._waits[gone]
-        text = "Seconds in the queue of requests that had to wait and wait no more, by the name of their API key"
+        text = "Seconds in the queue of requests that had to wait and wait no more, by the name of the key, or jwt:*"
         family = SummaryMetricFamily(_PREFIX + "queue_wait_seconds", text, labels=("client",))
         for name, wait in self._waits.items():
             family.add_metric((name,), wait.num_requests, wait.total_s)

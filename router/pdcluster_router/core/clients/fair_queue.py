@@ -32,7 +32,7 @@ _FIRST: Final = -1_000_000
 
 @dataclass(frozen=True, slots=True)
 class KeyFlow:
-    """The requests of one API key's name: they wait in one line."""
+    """The requests of one client, by its name: they wait in one line."""
 
     name: str
     weight: int = 1

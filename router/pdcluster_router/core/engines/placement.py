@@ -46,7 +46,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
     """Whole lines, as engines get them."""
     body: ClientBody
     client: str
-    """Name of the API key that the client showed; empty where the router asks for none."""
+    """The client's name, as in the access log; empty where the router asks for none."""
     notes: list[int | None] = []
     """The policy's own notes on this request, for its next leg. Empty at first."""
     adapter: int | None = None

@@ -61,6 +61,8 @@ class DecodeParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether the content of this transfer shall be compared, and decode's answer shall carry a ``Receipt``. Unset is
     no, and is left out on the wire: an engine of an older release refuses unknown fields, so it refuses only requests
     for proof."""
+    wants_whole: bool | msgspec.UnsetType = msgspec.UNSET
+    """As of ``whole.py``. Unset is no."""
     version: int = PARAMS_VERSION
 
 
@@ -123,6 +125,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Decode's seal over all fields that stay the same on the way to prefill: ``sealed``. Unset: decode is of an older
     release and made none. It is then left out on the wire: a prefill engine of that release refuses an unknown field.
     """
+    wants_whole: bool | msgspec.UnsetType = msgspec.UNSET
+    """As of ``whole.py``. The router sets it."""
     version: int = PARAMS_VERSION
 
     @property
@@ -226,6 +230,7 @@ _NOT_SEALED: Final[dict[str, object]] = {
     "lost_attempt": NO_ATTEMPT,
     "lost_reason": "",
     "seal": msgspec.UNSET,
+    "wants_whole": msgspec.UNSET,
 }
 
 

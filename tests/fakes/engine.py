@@ -20,7 +20,7 @@ from typing import Any
 from fakes.answers import END, QUESTIONS, STREAM_HEAD, answer, chunk, json_answer, models_answer, simple_answer
 from fakes.faults import Fault, Gate
 from fakes.http import Message, RawClient, read_body, read_head
-from fakes.messages import MESSAGES, MessagesWords
+from fakes.kinds import KINDS
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET, local_prefill_of, reservation_call, reservation_of
 from fakes.words import OpenAIWords
 from integration.ports import fresh_port
@@ -294,7 +294,7 @@ class FakeEngine:
     async def _fetch_kv(self, seen: Seen) -> str | None:
         """Reserve, wait for the outcome and the push. Returns why it failed."""
         params = seen.params
-        if params is None or seen.fault is Fault.CACHED:
+        if params is None or not params.get("do_remote_prefill") or seen.fault is Fault.CACHED:
             return None
         await self._pass(Gate.RESERVE)
         if seen.fault in (Fault.LOCAL, Fault.LOCAL_AND_DIE):
@@ -339,6 +339,8 @@ class FakeEngine:
 
     def _write_problem(self, seen: Seen, problem: str, writer: asyncio.StreamWriter) -> None:
         if seen.body.get("stream"):
+            if self._words(seen).cuts_errors:
+                raise ConnectionResetError
             writer.write(b"".join(map(chunk, self._words(seen).error_events(problem))) + END)
         else:
             writer.write(json_answer(500, self._words(seen).error(problem, 500)))
@@ -370,7 +372,7 @@ class FakeEngine:
         return self._words(seen).whole()
 
     def _words(self, seen: Seen) -> OpenAIWords:
-        kind = MessagesWords if seen.message.path == MESSAGES else OpenAIWords
+        kind = KINDS.get(seen.message.path, OpenAIWords)
         if not self.is_parrot:
             return kind(seen.body, self.tokens, self.padding, self._receipt(seen))
         tokens = [said_by(seen.body), *self.tokens]

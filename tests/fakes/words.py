@@ -24,6 +24,8 @@ class OpenAIWords:
 
     num_first: ClassVar[int] = 1
     """Events of a stream until its first token is told."""
+    cuts_errors: ClassVar[bool] = False
+    """Whether a stream that goes wrong is cut, and tells no error."""
 
     body: dict[str, Any]
     tokens: list[str]

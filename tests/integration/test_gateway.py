@@ -10,6 +10,7 @@ import pytest
 
 from fakes.faults import Fault, Gate
 from fakes.http import RawClient, request_bytes
+from fakes.responses import RESPONSES
 from fakes.router import BOTH, CHAT, COMPLETIONS, PROMPT, STREAM, orders, post, until
 from gateway.envoy import SUBSET_HEADER
 from gateway.rig import EACH_MODE, MODES, gateway, get, require_same
@@ -46,6 +47,21 @@ async def test_an_answer_is_byte_for_byte_the_routers_own(modes: dict[str, str],
 async def test_each_api_is_served(modes: dict[str, str], path: str, body: dict[str, Any]) -> None:
     async with gateway(modes) as both:
         require_same(*await both.both(body, path))
+
+
+@EACH_MODE
+@BOTH
+async def test_responses_are_served_where_the_router_sees_the_answer(
+    modes: dict[str, str], body: dict[str, Any]
+) -> None:
+    asked = {"model": "m", "input": "once", "stream": body is STREAM}
+    async with gateway(modes) as both:
+        through, own = await both.both(asked, RESPONSES)
+        if modes is MODES["unread"]:
+            assert (through.status, through.json()["error"]["code"]) == (404, "responses_not_served")
+            assert own.status == 200
+        else:
+            require_same(through, own)
 
 
 async def test_hundreds_of_requests_side_by_side_get_equal_answers() -> None:

@@ -294,17 +294,6 @@ async def test_where_clients_need_no_key_theirs_is_for_the_engines(rig: Rig) -> 
 # What is not served.
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/resp_1", "/v1/responses/resp_1/cancel"])
-@pytest.mark.parametrize("method", ["POST", "GET"])
-async def test_responses_are_refused_and_the_error_names_the_cure(rig: Rig, path: str, method: str) -> None:
-    client = await rig.client()
-    await client.send(request_bytes(path, b'{"input":"a"}', method=method))
-    got = await asyncio.wait_for(client.receive(), PATIENCE_S)
-    assert (got.status, got.json()["error"]["code"]) == (404, "responses_not_served")
-    assert "/v1/chat/completions or /v1/messages" in got.json()["error"]["message"]
-    assert not rig.decode.seen
-
-
 async def test_engines_that_give_requests_back_unseen_serve_no_messages() -> None:
     async with running_layerwise_rig() as rig:
         got = await ask(rig)

@@ -13,6 +13,7 @@ from fakes.answers import models_answer
 from fakes.faults import Fault, Gate
 from fakes.messages import MESSAGES
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
+from fakes.responses import RESPONSES
 from fakes.router import CHAT, COMPLETIONS, PROMPT, STREAM, Rig, post, running_rig, send, until
 from integration.test_router_models import ALSO_UNKNOWN
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.anyio
 
 NUM_ANSWER: Final = 4
 WITH_USAGE: Final[dict[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
+ITEMS: Final[dict[str, Any]] = {"model": "m", "input": TALK["messages"]}
 TWO: Final[dict[str, Any]] = {"model": "m", "messages": TALK["messages"], "n": 2}
 LLAMA, QWEN = models_answer("llama", sql="/adapters/sql"), models_answer("qwen")
 
@@ -59,6 +61,8 @@ async def tokens_in(rig: Rig, model: str = "m") -> dict[str, tuple[float, float]
         pytest.param(COMPLETIONS, STREAM, PROMPT_ONLY, id="stream without usage"),
         pytest.param(MESSAGES, TALK, ALL, id="messages"),
         pytest.param(MESSAGES, {**TALK, "stream": True}, ALL, id="stream of messages"),
+        pytest.param(RESPONSES, ITEMS, ALL, id="responses"),
+        pytest.param(RESPONSES, {**ITEMS, "stream": True}, ALL, id="stream of responses"),
         pytest.param(CHAT, TWO, {**ALL, "answer_tokens": (1, 2 * NUM_ANSWER)}, id="two choices"),
         pytest.param(CHAT, {**TWO, **WITH_USAGE}, {**ALL, "answer_tokens": (1, 2 * NUM_ANSWER)}, id="stream of two"),
         pytest.param(CHAT, {**TWO, "stream": True}, PROMPT_ONLY, id="stream of two without usage"),
@@ -86,7 +90,12 @@ async def test_usage_counts_with_an_access_log_as_without(rig: Rig, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [(COMPLETIONS, {**PROMPT, **WITH_USAGE}), (MESSAGES, {**TALK, "stream": True})]
+    ("path", "body"),
+    [
+        (COMPLETIONS, {**PROMPT, **WITH_USAGE}),
+        (MESSAGES, {**TALK, "stream": True}),
+        (RESPONSES, {**ITEMS, "stream": True}),
+    ],
 )
 async def test_a_token_after_the_first_one_takes_what_the_stream_takes(
     rig: Rig, path: str, body: dict[str, Any]

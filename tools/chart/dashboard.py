@@ -166,8 +166,8 @@ PANELS: Final = (
     ),
     Panel(
         "Refused by a limit of a key",
-        "Requests of each API key or client of tokens that has limits, by the limit that they were over. The client was "
-        "told when to come back.",
+        "Requests of each API key or client of tokens that has limits, by the limit that they were over. The client "
+        "was told when to come back.",
         "reqps",
         (
             Line(

@@ -43,6 +43,7 @@ from pdcluster_connector.vllm.metrics import CountMetrics, StepCounts
 from pdcluster_connector.vllm.prefill_hooks import PrefillSchedulerHooks, PrefillWorkerHooks
 from pdcluster_connector.vllm.transfer_spans import TransferSpans
 from pdcluster_connector.vllm.v2_runner import ask_before_writes, ask_no_more
+from pdcluster_connector.vllm.whole import with_whole
 from pdcluster_protocol.ids import RequestId
 from pdcluster_protocol.labels import Role
 
@@ -137,7 +138,8 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         request: Request,
         block_ids: tuple[list[int], ...],  # noqa: ARG002  # vLLM's signature
     ) -> tuple[bool, dict[str, object] | None]:
-        return self._scheduler_hooks.finish(RequestId(request.request_id))
+        keeps_blocks, said = self._scheduler_hooks.finish(RequestId(request.request_id))
+        return keeps_blocks, with_whole(request, said)
 
     # Worker processes. All but ``register_kv_caches`` and ``shutdown`` are called by the forward thread.
 

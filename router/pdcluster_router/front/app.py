@@ -42,7 +42,7 @@ from pdcluster_router.core.apis.openai_errors import (
     no_engine,
     not_found,
     not_ready,
-    responses_not_served,
+    responses_not_stored,
 )
 from pdcluster_router.engines.health import Probes, missing_engines
 from pdcluster_router.front.docs_page import DOCS_PATH, add_docs
@@ -70,7 +70,7 @@ START_S: Final = 5.0
 _JSON = "application/json"
 _NO_PAGES: Final[dict[str, Any]] = {"docs_url": None, "redoc_url": None}
 """No pages of FastAPI's own: they load scripts from a public network."""
-_RESPONSES = ("/v1/responses", "/v1/responses/{rest:path}")
+_STORED_RESPONSES = "/v1/responses/{rest:path}"
 _NOT_POST = ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -106,8 +106,7 @@ def _client_app(lifespan: Lifespan) -> FastAPI:
     for question in QUESTIONS:
         app.post(question, tags=["vLLM"])(ask_an_engine)
     app.get(VERSION, tags=["vLLM"])(ask_an_engine)
-    for path in _RESPONSES:
-        app.api_route(path, methods=[*_NOT_POST, "POST"], include_in_schema=False)(refuse_responses)
+    app.api_route(_STORED_RESPONSES, methods=[*_NOT_POST, "POST"], include_in_schema=False)(refuse_stored)
     for path in sorted(map(bytes.decode, REQUEST_PATHS)):
         app.api_route(path, methods=_NOT_POST, include_in_schema=False)(refuse_method)
     return app
@@ -138,8 +137,8 @@ def _add_health(app: FastAPI) -> None:
 
 
 _FOR_CLIENTS = (
-    "One endpoint in front of prefill and decode engines: `POST /v1/chat/completions`, `POST /v1/completions` "
-    "and Anthropic's `POST /v1/messages` as with vLLM."
+    "One endpoint in front of prefill and decode engines: `POST /v1/chat/completions`, `POST /v1/completions`, "
+    "`POST /v1/responses` and Anthropic's `POST /v1/messages` as with vLLM."
 )
 _FOR_THE_CLUSTER = "For engines, the operator and monitoring. Clients have a port of their own."
 _WITHOUT_KEY = frozenset({"/health", DOCS_PATH, "/openapi.json"})
@@ -224,9 +223,9 @@ async def ask_an_engine(request: Request) -> Response:
         return _error(request, refused.error)
 
 
-async def refuse_responses(request: Request) -> Response:
-    """Refuses OpenAI's Responses API; decision 0026 says why."""
-    return _error(request, responses_not_served())
+async def refuse_stored(request: Request) -> Response:
+    """Refuses questions about stored responses; decision 0058 says why."""
+    return _error(request, responses_not_stored())
 
 
 async def refuse_method(request: Request) -> Response:

@@ -15,14 +15,13 @@ from typing import Final
 from pdcluster_protocol.metaserver import METASERVER_PATH
 from pdcluster_protocol.networks import parse_network
 from pdcluster_protocol.secret import Secret
-from pdcluster_router.core.apis.client_apis import API_OF, MESSAGES, REQUEST_PATHS
+from pdcluster_router.core.apis.client_apis import API_OF, REQUEST_PATHS
 from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     RefusedRequest,
     bad_request,
     draining,
     internal,
-    messages_not_served,
     no_room,
     stopped,
 )
@@ -265,6 +264,8 @@ class Router:
     def _take_request(self, cycle: HotCycle) -> None:
         try:
             request = self._parse(cycle)
+            if cycle.gateway is not None:
+                request = for_gateway(request, cycle.gateway, self._plain_timeouts.first_byte_s)
         except RefusedRequest as refused:
             self.services.metrics.ended(Outcome.REJECTED)
             cycle.answer_error(refused.error)
@@ -279,8 +280,6 @@ class Router:
             cycle.slot = admitted
         if request.body.is_stream:
             self.keep_alives.watch(cycle)
-        if cycle.gateway is not None:
-            request = for_gateway(request, cycle.gateway, self._plain_timeouts.first_byte_s)
         is_one = request.has_transfer or not request.terms.has_prefill or cycle.gateway is not None
         if is_one or not fan_out(self.services, self.clients.parts, self.gate.enter, cycle, request):
             self.gate.enter(cycle, request)
@@ -320,8 +319,8 @@ class Router:
             self.services.failures.tell(Failure(FailureKind.DRAINING))
             raise RefusedRequest(draining())
         api = API_OF[cycle.path]
-        if api is MESSAGES and (reason := self.services.dialect.no_messages):
-            raise RefusedRequest(messages_not_served(reason))
+        if api.not_served is not None and (reason := self.services.dialect.gives_back_unseen):
+            raise RefusedRequest(api.not_served(reason))
         received_at = self.services.now()
         headers, fields, client = cycle.head.headers, cycle.head.fields, cycle.client
         if cycle.keys is not self.access.keys:  # The keys have changed since the head was read.

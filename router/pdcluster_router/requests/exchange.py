@@ -98,8 +98,7 @@ class Exchange:
         self._handle(Event.GIVEN_UP)
 
     def reserve(self, reservation: Posted, cycle: HotCycle) -> PrefillOutcome | None:
-        action = self._request.terms.on_prefill_failure
-        if refusal := refusal_of(reservation, self.calls, self._pairing, action):
+        if refusal := refusal_of(reservation, self.calls, self._pairing, self._request.terms.on_prefill_failure):
             self.record.failed(FailureKind.RESERVATION_REFUSED, refusal.reason)
             return refusal
         is_first = self.calls.reservation is None
@@ -176,6 +175,9 @@ class Exchange:
             self._handle(Event.DECODE_FAILED)
 
     def decode_lost(self, lost: ResponseLost) -> None:
+        if self._prefill_failure and self._request.api.cuts_errors:
+            self.refused(DecodeRefusal(500, b"", b""))
+            return
         name, reason = self._decode.name, scrub(lost.reason)
         error = decode_lost(name, reason)
         if not lost.is_stale:
@@ -212,8 +214,7 @@ class Exchange:
         for command in commands:
             _CARRY_OUT[command](self)
         phase = pairing.phase
-        role = WORK.get(phase)
-        if role is not self._share.role:
+        if (role := WORK.get(phase)) is not self._share.role:
             self._share.move(role)
         if phase is _DECODING:  # Decode answers and prefill is over: nothing is sent again.
             self._cycle.forget()
@@ -305,9 +306,10 @@ class Exchange:
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
         if self._request.trace is not None:
             line += self._request.trace.next_line()
-        params, wants_receipt = None, self._request.terms.wants_receipt
-        if self._request.has_transfer:
-            params = self._services.decode_params(self._pairing, wants_receipt=wants_receipt)
+        wants = self._request.terms.wants_receipt
+        params = (
+            self._services.decode_params(self._pairing, wants_receipt=wants) if self._request.has_transfer else None
+        )
         self._relay.begin(self._decode.send(params, line, self._relay))
 
     def _renew_transfer(self) -> None:

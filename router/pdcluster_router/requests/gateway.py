@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from pdcluster_protocol.metaserver import Action
+from pdcluster_router.core.apis.openai_errors import RefusedRequest
 from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.requests.gateway_headers import endpoint_of, is_among
 from pdcluster_router.engines.engine import Engine
@@ -28,11 +29,19 @@ from pdcluster_router.requests.request import ClientRequest
 UNREAD_IDLE_S: Final = 86_400.0
 """Seconds without a byte of an answer that goes by unread: the gateway limits it by itself, this only ends what it has
 forgotten."""
+_UNREAD: Final = (
+    "answers of this API do not show that their engine gave them up, and this gateway's go past the router "
+    "(response_body_mode NONE)"
+)
 
 
 def for_gateway(request: ClientRequest, gateway: Gateway, whole_answer_s: float) -> ClientRequest:
     """The same request, on the terms of its gateway. ``whole_answer_s``: seconds until an answer must be whole that the
-    router learns of only then."""
+    router learns of only then.
+
+    Raises:
+        RefusedRequest: The answer would go by unread, and its API does not show its client that it is broken.
+    """
     retries = replace(request.terms.retries, max_decode_attempts=1)
     place = partial(_placed, request.terms, gateway.endpoints)
     request = msgspec.structs.replace(
@@ -40,6 +49,8 @@ def for_gateway(request: ClientRequest, gateway: Gateway, whole_answer_s: float)
     )
     if gateway.carries_answer:
         return request
+    if not request.api.shows_broken and request.api.not_served is not None:
+        raise RefusedRequest(request.api.not_served(_UNREAD))
     return msgspec.structs.replace(
         request,
         api=replace(request.api, unfinished=None),

@@ -331,11 +331,13 @@ class Relay:
         begin, end = self._api.first_event(self._held)
         if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES:
             return
-        error = error_of(bytes(self._held[begin:end])) if end >= 0 else None
-        if error is None:
-            self._release(head)
-        else:
+        event = bytes(self._held[begin:end]) if end >= 0 else b""
+        if error := error_of(event):
             self._abandon(error.status, error.body, head)
+        elif self._api.gives_up_first is not None and (why := self._api.gives_up_first(event)):
+            self._break_off(why)
+        else:
+            self._release(head)
 
     def _error_in(self, head: ResponseHead) -> bytes:
         return from_engine(head.status, self._held, self._api.error_body)

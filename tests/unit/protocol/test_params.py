@@ -371,6 +371,7 @@ def test_a_number_out_of_its_bounds_is_refused_by_name(changes: dict[str, object
 SECRET = make_secret("0123456789abcdef")
 CHANGED_ON_THE_WAY = {
     "attempt": Attempt(7), "token": "x", "deadline_ms": 1, "lost_attempt": Attempt(6), "lost_reason": "late",
+    "wants_whole": True,
 }  # fmt: skip
 
 

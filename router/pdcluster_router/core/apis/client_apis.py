@@ -2,6 +2,7 @@
 
 /v1/completions, /v1/chat/completions   OpenAI's
 /v1/messages                            Anthropic's: ``messages.py``, and decision 0026
+/v1/responses                           OpenAI's newer one: ``responses.py``, and decision 0058
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pdcluster_router.core.apis import anthropic_errors, messages
-from pdcluster_router.core.apis.openai_errors import ApiError
+from pdcluster_router.core.apis import anthropic_errors, messages, responses, responses_stream
+from pdcluster_router.core.apis.openai_errors import ApiError, messages_not_served, responses_not_served
 from pdcluster_router.core.apis.rewrite import Bytes, ClientBody, parse_body
 from pdcluster_router.core.apis.sse import ErrorWatch, error_event, first_event_end, given_up_in, refusal_event
 
@@ -29,6 +30,9 @@ class ClientApi:
     first_event: Callable[[Bytes], tuple[int, int]]
     """Begin and end of the event that may be an error. The end is -1 while that event is not whole; until then the
     stream is held back."""
+    gives_up_first: Callable[[bytes], str] | None
+    """Says why that event shows that the engine gave the request up; empty: it does not. None: no event by itself does.
+    """
     watch: Callable[[Mapping[bytes, str]], ErrorWatch]
     marks: Mapping[bytes, str] | None
     """Bytes that mark a stream as given up by its engine, each with the reason that the client is told. None: the marks
@@ -38,6 +42,13 @@ class ClientApi:
     they come."""
     prefill_problem: Callable[[bytes], str]
     """Says why prefill has failed although its answer has status 200; empty: prefill has not failed."""
+    not_served: Callable[[str], ApiError] | None = None
+    """The refusal of this API, with the reason of an engines' dialect whose broken answers it does not show. None: it
+    shows them."""
+    cuts_errors: bool = False
+    """Whether vLLM cuts a stream that has begun where those of other APIs tell an error."""
+    shows_broken: bool = True
+    """Whether an answer that its engine gave up looks broken to its client. If not, the router must see each answer."""
     held: Callable[[int], None] | None = None
     """Called each time that a held answer (one that is kept until it is whole) grows, with its bytes so far; may end
     the request. None: held answers have a limit of their own."""
@@ -49,6 +60,7 @@ OPENAI: Final = ClientApi(
     error_event=error_event,
     refusal_event=refusal_event,
     first_event=lambda stream: (0, first_event_end(stream)),
+    gives_up_first=None,
     watch=ErrorWatch,
     marks=None,
     unfinished=None,
@@ -60,18 +72,43 @@ MESSAGES: Final = ClientApi(
     error_event=anthropic_errors.error_event,
     refusal_event=anthropic_errors.refusal_event,
     first_event=messages.first_event,
+    gives_up_first=None,
     watch=messages.MessagesWatch,
     marks=messages.GAVE_UP,
     unfinished=messages.unfinished,
     prefill_problem=messages.unfinished,
+    not_served=messages_not_served,
+)
+RESPONSES: Final = ClientApi(
+    parse=responses.parse_responses,
+    error_body=ApiError.body,
+    error_event=responses_stream.error_event,
+    refusal_event=responses_stream.refusal_event,
+    first_event=responses_stream.first_event,
+    gives_up_first=responses_stream.gives_up,
+    watch=responses_stream.ResponsesWatch,
+    marks=responses_stream.NO_MARKS,
+    unfinished=responses.unfinished,
+    prefill_problem=responses.unfinished,
+    not_served=responses_not_served,
+    cuts_errors=True,
+    shows_broken=False,
 )
 
 MESSAGES_PATH: Final = b"/v1/messages"
-API_OF: Final = {b"/v1/chat/completions": OPENAI, b"/v1/completions": OPENAI, MESSAGES_PATH: MESSAGES}
+RESPONSES_PATH: Final = b"/v1/responses"
+API_OF: Final = {
+    b"/v1/chat/completions": OPENAI,
+    b"/v1/completions": OPENAI,
+    MESSAGES_PATH: MESSAGES,
+    RESPONSES_PATH: RESPONSES,
+}
 REQUEST_PATHS: Final = frozenset(API_OF)
 """A POST to one of these paths is served by a prefill and a decode engine."""
 
 
 def api_of(path: bytes) -> ClientApi:
     """The API of a client that asks for ``path``, which need not be one of ``REQUEST_PATHS``."""
-    return MESSAGES if path == MESSAGES_PATH or path.startswith(b"/v1/messages/") else OPENAI
+    if path == MESSAGES_PATH or path.startswith(b"/v1/messages/"):
+        return MESSAGES
+    return RESPONSES if path == RESPONSES_PATH else OPENAI

@@ -102,12 +102,13 @@ def messages_not_served(reason: str) -> ApiError:
     return ApiError(404, _INVALID, "messages_not_served", f"{reason}: use /v1/chat/completions")
 
 
-def responses_not_served() -> ApiError:
-    message = (
-        "this router does not serve /v1/responses: vLLM calls an answer that it gave up complete there: "
-        "use /v1/chat/completions or /v1/messages"
-    )
-    return ApiError(404, _INVALID, "responses_not_served", message)
+def responses_not_served(reason: str) -> ApiError:
+    return ApiError(404, _INVALID, "responses_not_served", f"{reason}: use /v1/chat/completions")
+
+
+def responses_not_stored() -> ApiError:
+    message = "this router stores no responses, and vLLM keeps none here: take the answer of POST /v1/responses"
+    return ApiError(404, _INVALID, "responses_not_stored", message)
 
 
 def method_not_allowed(method: str, path: str) -> ApiError:

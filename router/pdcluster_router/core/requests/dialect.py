@@ -74,8 +74,8 @@ class Dialect(Protocol):
     elsewhere; False: it is aborted."""
     no_proof: str
     """Why a push cannot be verified; empty where it can."""
-    no_messages: str
-    """Why Anthropic's Messages API cannot be served; empty where it can."""
+    gives_back_unseen: str
+    """Why APIs cannot be served that do not show that an engine has given a request back; empty where they can."""
 
     def client_line(self, request_id: bytes) -> bytes:
         """The header line that names the client's request to engines; empty: engines are not told it."""
@@ -121,7 +121,7 @@ class PdclusterDialect:
 
     given_up = GAVE_UP
     prefill_goes_on = False
-    no_proof = no_messages = ""
+    no_proof = gives_back_unseen = ""
     must_hold_call = True
 
     def __init__(self, secret: Secret) -> None:

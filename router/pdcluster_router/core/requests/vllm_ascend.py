@@ -50,8 +50,8 @@ class VllmAscendDialect:
 
     given_up: Mapping[bytes, str] = MappingProxyType({**GAVE_UP, RECOMPUTED: _GAVE_BACK})
     no_proof = "engines of vllm-ascend's own connector write no receipt of what was pushed: nothing can be verified"
-    no_messages = (
-        "/v1/messages does not show that an engine of vllm-ascend gave a request back, "
+    gives_back_unseen = (
+        "answers of this API do not show that an engine of vllm-ascend gave a request back, "
         "and this router's engines may do so"
     )
     prefill_goes_on = True

@@ -123,7 +123,7 @@ def _middle_of(bucket: int) -> float:
 
 
 def token_counts_in(end: bytes | bytearray) -> TokenCounts:
-    """The last ``usage`` in the end of an answer, of either API: in its last ``END_BYTES``.
+    """The last ``usage`` in the end of an answer, of any API: in its last ``END_BYTES``.
 
     Example: ``...,"usage":{"prompt_tokens":7,"completion_tokens":2}}`` -> 7, 2, None.
     """
@@ -133,6 +133,8 @@ def token_counts_in(end: bytes | bytearray) -> TokenCounts:
         usage = _DECODER.decode(said)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _NO_COUNTS
+    if usage.input_tokens_details is not None:
+        return TokenCounts(usage.input_tokens, usage.output_tokens, usage.input_tokens_details.cached_tokens)
     if usage.input_tokens is not None:
         return _anthropic_counts_of(usage)
     details = usage.prompt_tokens_details
@@ -160,7 +162,8 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """``usage`` of either API. Anthropic's ``input_tokens`` leave out tokens that a cache had, or was given."""
+    """``usage`` of any API. Anthropic's ``input_tokens`` leave out tokens that a cache had, or was given. Those of
+    OpenAI's Responses API count them, and that API alone has ``input_tokens_details``."""
 
     prompt_tokens: _NumTokens | None = None
     completion_tokens: _NumTokens | None = None
@@ -169,6 +172,7 @@ class _Usage(msgspec.Struct):
     output_tokens: _NumTokens | None = None
     cache_read_input_tokens: _NumTokens | None = None
     cache_creation_input_tokens: _NumTokens | None = None
+    input_tokens_details: _Details | None = None
 
 
 def _anthropic_counts_of(usage: _Usage) -> TokenCounts:

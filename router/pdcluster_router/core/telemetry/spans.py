@@ -224,4 +224,5 @@ OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
+    "/v1/responses": "chat",
 }

@@ -262,6 +262,10 @@ WORDS: Final[dict[str, Words]] = {
         "The error that the client got names the models that there are. A new adapter is known within seconds.",
     ),
     "messages_not_served": Words("these engines do not serve Anthropic's API", "Use /v1/chat/completions."),
+    "responses_not_served": Words(
+        "these engines, or its gateway, do not show whether an answer of /v1/responses is whole",
+        "Use /v1/chat/completions.",
+    ),
     "body_too_large": Words("its body is larger than max_body_bytes", _SIZE),
     "headers_too_large": Words("its headers are larger than max_header_bytes", _SIZE),
     "too_many_headers": Words("it has too many headers", _SIZE),

@@ -126,7 +126,7 @@ async def all_of(stream: PickerStream) -> AsyncIterator[GatewayReply]:
 @pytest.mark.parametrize(
     ("path", "method", "status"),
     [
-        ("/v1/responses", "POST", 404),
+        ("/v1/responses/resp_1", "GET", 404),
         ("/v1/load_lora_adapter", "POST", 404),
         ("/v1/chat/completions/batch", "POST", 404),
         ("/metrics", "GET", 404),

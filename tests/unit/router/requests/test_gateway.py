@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from pdcluster_protocol.labels import Role
-from pdcluster_router.core.apis.client_apis import MESSAGES
+from pdcluster_router.core.apis.client_apis import MESSAGES, RESPONSES, ClientApi
 from pdcluster_router.core.apis.messages import parse_messages
+from pdcluster_router.core.apis.openai_errors import RefusedRequest
 from pdcluster_router.core.engines.membership import Member
 from pdcluster_router.core.engines.policies.least_tokens import least_tokens
 from pdcluster_router.core.requests.pairing import Retries, Timeouts
@@ -41,12 +42,12 @@ def roster(*urls: str) -> Roster:
     return found
 
 
-def request(found: Roster) -> ClientRequest:
+def request(found: Roster, api: ClientApi = MESSAGES) -> ClientRequest:
     return ClientRequest(
         path=b"/v1/messages",
         headers=b"",
         request_id="r",
-        api=MESSAGES,
+        api=api,
         body=parse_messages(b'{"messages": []}'),
         timeouts=Timeouts(None, 300.0),
         terms=Terms(found.place_decode, found.place_prefill, Retries(), {}),
@@ -86,6 +87,15 @@ async def test_an_answer_that_goes_by_unread_has_its_time_as_a_whole() -> None:
         None,
     )
     assert unread.timeouts.transfer_s == asked.timeouts.transfer_s
+
+
+async def test_an_answer_that_does_not_show_its_client_that_it_is_broken_never_goes_by_unread() -> None:
+    asked = request(roster("http://10.0.0.1:1"), RESPONSES)
+    assert for_gateway(asked, Here(), 3600.0).api is RESPONSES  # type: ignore[arg-type]  # as above
+    with pytest.raises(RefusedRequest) as refused:
+        for_gateway(asked, Here(carries_answer=False), 3600.0)  # type: ignore[arg-type]  # as above
+    assert refused.value.error.code == "responses_not_served"
+    assert "response_body_mode NONE" in refused.value.error.message
 
 
 def test_an_answer_to_a_request_that_waits_is_never_whole() -> None:

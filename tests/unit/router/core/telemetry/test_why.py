@@ -19,7 +19,7 @@ NOT_OF_REQUESTS = {
     *("bad_pass", "not_verified", "not_verifiable", "too_many_verifications", "nothing_to_verify", "invalid_order"),
     *(
         "not_found",
-        "responses_not_served",
+        "responses_not_stored",
         "method_not_allowed",
         "not_ready",
         "no_role_engine",

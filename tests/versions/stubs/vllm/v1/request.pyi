@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from enum import IntEnum
 
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
@@ -14,4 +15,5 @@ class Request:
     num_prompt_tokens: int
     prompt_token_ids: list[int] | None
     request_id: RequestId
+    status: IntEnum
     trace_headers: Mapping[str, str] | None

@@ -225,6 +225,20 @@ async def test_decode_is_not_blamed_for_the_cut_of_a_stream_whose_prefill_has_fa
         assert await rig.failures() == {"prefill_failed": 1, "prefill_exhausted": 1}
 
 
+async def test_decode_that_went_on_by_itself_and_breaks_off_is_lost() -> None:
+    async with running_rig(on_prefill_failure="recompute", max_prefill_attempts=1) as rig:
+        rig.prefill.fault, rig.decode.fault = Fault.ERROR_500, Fault.RECOMPUTE
+        rig.decode.close_gate(Gate.SECOND_TOKEN)
+        client = await rig.client()
+        await client.send(request_bytes(RESPONSES, json.dumps(STREAM).encode()))
+        async with asyncio.timeout(PATIENCE_S):
+            told = await client.reader.readuntil(b"output_text.delta")
+            rig.decode.hang_up_on_all()
+            told += await client.reader.read(-1)
+        assert b'"code":"decode_lost"' in told
+        assert await rig.failures() == {"prefill_failed": 1, "prefill_exhausted": 1, "decode_lost": 1}
+
+
 # Clients and limits.
 
 

@@ -175,7 +175,7 @@ class Exchange:
             self._handle(Event.DECODE_FAILED)
 
     def decode_lost(self, lost: ResponseLost) -> None:
-        if self._prefill_failure and self._request.api.cuts_errors:
+        if self._prefill_failure and self._request.api.cuts_errors and not self._relay.num_streamed_bytes:
             self.refused(DecodeRefusal(500, b"", b""))
             return
         name, reason = self._decode.name, scrub(lost.reason)
@@ -306,10 +306,8 @@ class Exchange:
         line = self._services.dialect.transfer_line(self._pairing.transfer_id)
         if self._request.trace is not None:
             line += self._request.trace.next_line()
-        wants = self._request.terms.wants_receipt
-        params = (
-            self._services.decode_params(self._pairing, wants_receipt=wants) if self._request.has_transfer else None
-        )
+        has_transfer, wants = self._request.has_transfer, self._request.terms.wants_receipt
+        params = self._services.decode_params(self._pairing, wants_receipt=wants) if has_transfer else None
         self._relay.begin(self._decode.send(params, line, self._relay))
 
     def _renew_transfer(self) -> None:

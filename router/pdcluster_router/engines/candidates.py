@@ -20,6 +20,7 @@ from pdcluster_router.core.engines.placement import (
     left_of,
     prefill_tiers,
     proven,
+    unpaired_tiers,
 )
 from pdcluster_router.engines.engine import Engine
 
@@ -36,6 +37,15 @@ class Heir:
     """Whether a prefill engine is among them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Unpaired:
+    """The decode engines for requests that need no prefill engine."""
+
+    tiers: Tiers
+    choose: Chooser[Engine] | None
+    """Chooses among those of the first tier; None: there are no engines."""
+
+
 class Candidates:
     """Some engines of a roster, which calls ``sort`` when one of them has changed. Event loop only."""
 
@@ -44,6 +54,9 @@ class Candidates:
         self.policy = policy
         """Chooses among the engines that may get a request."""
         self.decode_tiers = _NO_TIERS
+        self._engines: Sequence[Engine] = ()
+        self._unpaired: _Unpaired | None = None
+        """None: no request that needs no prefill engine has come since the engines were sorted."""
         self._tallies = tallies
         self._now = now
         self._prefill_tiers: dict[str, Tiers] = {}
@@ -53,6 +66,7 @@ class Candidates:
 
     def sort(self, engines: Sequence[Engine]) -> None:
         """Works out the tiers again. ``engines``: all candidates, as they are now."""
+        self._engines, self._unpaired = engines, None
         self.decode_tiers = decode_tiers(engines)
         revisions = {engine.revision for engine in engines}
         self._prefill_tiers = {revision: prefill_tiers(engines, revision) for revision in revisions}
@@ -92,11 +106,25 @@ class Candidates:
             return self._choose_other(request, self._prefill_tiers.get(revision, _NO_TIERS), tried)
         return self._choosers[revision][1](request, now=self._now(), chance=random.random)
 
+    def place_unpaired(self, request: RequestFacts, tried: Collection[Engine]) -> Engine | None:
+        """As ``place_decode``, for a request that needs no prefill engine."""
+        if self._heir_of is not None:
+            heir = self._heir_of(request.body.alias_of or request.body.model)
+            return heir.candidates.place_unpaired(request, tried) if heir is not None else None
+        unpaired = self._unpaired = self._unpaired or self._sort_unpaired()
+        if tried or unpaired.choose is None:
+            return self._choose_other(request, unpaired.tiers, tried)
+        return unpaired.choose(request, now=self._now(), chance=random.random)
+
     def other_decode(self, tried: Collection[Engine]) -> Engine | None:
         """The decode engine with the least to do of the best tier that is left; None: all are ``tried``. For calls
         without KV."""
         now = self._now()
         return min(left_of(self.decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
+
+    def _sort_unpaired(self) -> _Unpaired:
+        tiers = unpaired_tiers(self._engines)
+        return _Unpaired(tiers, self.policy(tiers[0], self._tallies[Role.DECODE]) if tiers else None)
 
     def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Collection[Engine]) -> Engine | None:
         engines = proven(left_of(tiers, tried))

@@ -25,13 +25,14 @@ from pdcluster_router.core.engines.catalog import (
     base_of,
     engines_of_base,
     group_for,
+    group_unpaired,
     is_adapter,
     is_listed,
     lists_that_differ,
     models_of_decodes,
     served_names,
 )
-from pdcluster_router.core.engines.placement import decode_tiers, usable_prefills
+from pdcluster_router.core.engines.placement import decode_tiers, unpaired_tiers, usable_prefills
 from pdcluster_router.engines.candidates import Candidates
 from pdcluster_router.engines.engine import Engine
 from pdcluster_router.engines.roster import Roster, Terms
@@ -60,6 +61,8 @@ class ModelTerms:
         """
         self.known: dict[bytes, Terms] = {}
         """By the model's name as JSON. For a name that is not in here, call ``find``."""
+        self.unpaired: dict[bytes, Terms] = {}
+        """The same for requests that need no prefill engine."""
         self.aliases = aliases
         self.aliases_since_unix_s = 0.0
         """Since when they are these; 0: since the router's start."""
@@ -80,31 +83,39 @@ class ModelTerms:
     def forget(self) -> None:
         """Call it when an engine comes, changes or goes."""
         self.known.clear()
+        self.unpaired.clear()
 
     def find(self, body: ClientBody) -> Terms | None:
         """The terms for this request; None: no engine serves its model, and such requests are refused."""
         name = self.aliases.get(body.model, body.model)
         engines_name = self.name_for_engines(body.model)
-        group = group_for(name, self._roster.all_engines())
+        find = group_for if body.needs_pair else group_unpaired
+        group = find(name, self._roster.all_engines())
         if group is None:
             self._roster.num_unknown += 1
-            any_engine = replace(self._terms, engines_name=engines_name) if engines_name else self._terms
-            return None if self._refuses_unknown else any_engine
+            return None if self._refuses_unknown else self._any_engine(body, engines_name)
         some = self._roster.whole if group.is_whole else self._roster.candidates_of(group.engines)
         queue = self._admissions.model_of(base_of(group.engines))
         terms = Terms(
-            some.place_decode,
+            some.place_decode if body.needs_pair else some.place_unpaired,
             some.place_prefill,
             self._terms.retries,
             self._admissions.find(queue) or self._admissions.shared,
             queue,
-            has_prefill=group.has_prefill,
+            has_prefill=group.has_prefill and body.needs_pair,
             engines_name=engines_name,
             model=name if len(name) <= _MAX_LABEL and is_listed(name, group.engines) else "",
             adapter=_adapter_number(name, group),
         )
-        self._keep(bytes(body.model_said), terms)
+        self._keep(self.known if body.needs_pair else self.unpaired, bytes(body.model_said), terms)
         return terms
+
+    def _any_engine(self, body: ClientBody, engines_name: bytes) -> Terms:
+        """The terms for a model that no engine lists, where engines are asked for it all the same."""
+        terms = replace(self._terms, engines_name=engines_name) if engines_name else self._terms
+        if body.needs_pair:
+            return terms
+        return replace(terms, place_decode=self._roster.place_unpaired, has_prefill=False)
 
     def name_for_engines(self, model: str) -> bytes:
         """The name that engines get in place of the client's ``model``, as JSON; empty: ``model`` is no alias."""
@@ -130,12 +141,12 @@ class ModelTerms:
             return alias_not_found(name, served)
         return model_not_found(name, served)
 
-    def _keep(self, name: bytes, terms: Terms) -> None:
+    def _keep(self, known: dict[bytes, Terms], name: bytes, terms: Terms) -> None:
         if len(name) > _MAX_NAME_BYTES:
             return
-        if len(self.known) >= _MAX_KNOWN:
-            self.known.clear()
-        self.known[name] = terms
+        if len(known) >= _MAX_KNOWN:
+            known.clear()
+        known[name] = terms
 
 
 def size_queues(admissions: ModelAdmissions[Any], roster: Roster) -> None:
@@ -152,7 +163,7 @@ def size_queues(admissions: ModelAdmissions[Any], roster: Roster) -> None:
 
 def _num_usable(engines: Sequence[Engine]) -> dict[Role, int]:
     """The engines among these that new requests are placed among."""
-    tiers = decode_tiers(engines)
+    tiers = decode_tiers(engines) or unpaired_tiers(engines)
     return {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: len(tiers[0]) if tiers else 0}
 
 

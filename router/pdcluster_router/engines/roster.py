@@ -181,6 +181,9 @@ class Roster:
     def place_decode(self, request: RequestFacts, tried: Collection[Engine]) -> Engine | None:
         return self.whole.place_decode(request, tried)
 
+    def place_unpaired(self, request: RequestFacts, tried: Collection[Engine]) -> Engine | None:
+        return self.whole.place_unpaired(request, tried)
+
     def place_prefill(self, request: RequestFacts, tried: Sequence[Engine], revision: str) -> Engine | None:
         return self.whole.place_prefill(request, tried, revision)
 

@@ -138,6 +138,11 @@ class ClientBody(msgspec.Struct, frozen=True):
         return memoryview(self._raw)[self._begin : self._end + 1]
 
     @property
+    def needs_pair(self) -> bool:
+        """Whether decode engines may serve it only beside a prefill engine of their revision."""
+        return True
+
+    @property
     def needs_local_prefill(self) -> bool:
         """Whether the request asks for several sequences, or for facts that only decode's own prefill yields.
 

@@ -58,6 +58,12 @@ def group_for(name: str, engines: Sequence[E]) -> ModelGroup[E] | None:
     return _whole(present) if len(listings) == 1 else _best_group(name, known, present)
 
 
+def group_unpaired(name: str, engines: Sequence[E]) -> ModelGroup[E] | None:
+    """As ``group_for``, for a request that needs no prefill engine. One that names no model is for the first model that
+    decode engines alone serve, if they serve one."""
+    return group_for(name or _unpaired_base(engines), engines)
+
+
 def group_again(name: str, then: Sequence[Listing], engines: Sequence[E]) -> ModelGroup[E] | None:
     """The engines for the next step of a request for ``name``, since engines say other things than when it came.
 
@@ -158,15 +164,24 @@ def namesakes(aliases: Collection[str], engines: Sequence[E], *, of_bases: bool 
 
 def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E]:
     """For a request that names no model. vLLM then takes its first model; the router takes that of the first decode
-    engine."""
+    engine whose model a prefill engine serves too."""
     if len(listings) > 1:
         decodes = [engine for engine in present if engine.role is Role.DECODE]
-        name = next(iter(_listings_of(decodes) or listings)).bases[0]
-        known = [listing for listing in listings if listing.get(name) is not None]
-        group = _best_group(name, known, present)
-        if group.has_prefill and _has(group.engines, Role.PREFILL):
-            return group
+        for name in [listing.bases[0] for listing in _listings_of(decodes) or listings[:1]]:
+            known = [listing for listing in listings if listing.get(name) is not None]
+            group = _best_group(name, known, present)
+            if group.has_prefill and _has(group.engines, Role.PREFILL):
+                return group
     return _whole(present)  # Engines that name one model differently may serve it: the connectors compare it.
+
+
+def _unpaired_base(engines: Sequence[SaysModels]) -> str:
+    """The first base model of a decode engine that no prefill engine lists; empty: there is none."""
+    present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
+    paired = _listings_of([engine for engine in present if engine.role is Role.PREFILL])
+    alone = _listings_of([engine for engine in present if engine.role is Role.DECODE])
+    names = [one.bases[0] for one in alone]
+    return next((name for name in names if all(listing.get(name) is None for listing in paired)), "")
 
 
 def _group_of_silent(present: list[E]) -> ModelGroup[E] | None:

@@ -135,6 +135,17 @@ def decode_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
     return tuple(tier for tier in (*map(usable, tiers), decodes, once_ready) if tier)
 
 
+def unpaired_tiers(engines: Sequence[S]) -> tuple[list[S], ...]:
+    """Decode engines for requests that need no prefill engine, best first. As ``decode_tiers``, but a revision needs no
+    prefill engine to get work."""
+    decodes = [engine for engine in engines if engine.role is Role.DECODE]
+    serving, once_ready = _serving(decodes), _once_ready(decodes)
+    well = _well(decodes)
+    healthy = [engine for engine in once_ready if engine.is_healthy]
+    tiers = (_serving(well), _once_ready(well), healthy, serving)
+    return tuple(tier for tier in (*map(usable, tiers), serving, once_ready) if tier)
+
+
 def prefill_tiers(engines: Sequence[S], revision: str) -> tuple[list[S], ...]:
     """Prefill engines for a request that a decode engine of ``revision`` has, best first.
 

@@ -11,6 +11,7 @@ import pytest
 
 from fakes.answers import models_answer
 from pdcluster_protocol.labels import Role
+from pdcluster_router.core.apis.pooling import parse_pooling
 from pdcluster_router.core.apis.rewrite import parse_body
 from pdcluster_router.core.clients.admission import Admission
 from pdcluster_router.core.clients.model_admissions import ModelAdmissions
@@ -81,8 +82,9 @@ async def pool_of(*said: tuple[Role, bytes]) -> AsyncIterator[tuple[Pool, list[E
 class Asked:
     """A request that has come, and its steps from now on."""
 
-    def __init__(self, pool: Pool, name: str) -> None:
-        body = parse_body(b'{"model":"%b","prompt":"a"}' % name.encode())
+    def __init__(self, pool: Pool, name: str, *, is_pooling: bool = False) -> None:
+        parse = parse_pooling if is_pooling else parse_body
+        body = parse(b'{"model":"%b","prompt":"a"}' % name.encode())
         self._pool = pool
         terms = pool.terms.find(body)
         assert terms is not None
@@ -212,3 +214,49 @@ async def test_models_of_different_bases_have_queues_of_their_own_and_their_adap
 async def test_models_of_one_base_share_the_queue_whatever_adapters_engines_have() -> None:
     async with pool_of((PREFILL, MORE), (DECODE, MORE), (PREFILL, OLD), (DECODE, OLD)) as (pool, _):
         assert {Asked(pool, name).queue for name in ("llama", "chat", "sql")} == {""}
+
+
+E5 = models_answer("e5")
+MIXED = (PREFILL, OLD), (DECODE, OLD), (DECODE, E5), (DECODE, E5)
+
+
+async def test_a_pooling_request_is_placed_on_decode_engines_that_no_prefill_engine_is_beside() -> None:
+    async with pool_of(*MIXED) as (pool, (_, decode, one, other)):
+        pooled = Asked(pool, "e5", is_pooling=True)
+        assert (pooled.decodes, pooled.queue) == ({one, other}, "e5")
+        assert Asked(pool, "e5").decodes == set(), "a chat needs a pair"
+        assert Asked(pool, "llama", is_pooling=True).decodes == {decode}
+        assert Asked(pool, "llama").decodes == {decode}
+        one.is_healthy = False
+        pool.roster.refresh()
+        request = RequestFacts(b"/v1/embeddings", b"", parse_pooling(b'{"model":"e5"}'), "")
+        terms = pool.terms.find(request.body)
+        assert terms is not None
+        assert [terms.place_decode(request, ()) for _ in range(4)] == [other] * 4
+
+
+async def test_a_pooling_request_that_waits_goes_where_its_model_has_gone() -> None:
+    async with pool_of(*MIXED) as (pool, (_, decode, one, other)):
+        asked = Asked(pool, "e5", is_pooling=True)
+        pool.says(one, QWEN)
+        assert asked.decodes == {other}
+        pool.says(decode, E5)
+        assert asked.decodes == {decode, other}
+
+
+async def test_the_queue_of_a_pooling_model_has_the_room_of_all_its_engines() -> None:
+    async with pool_of(*MIXED) as (pool, _):
+        own = pool.admissions.find("e5")
+        assert own is not None
+        assert [own[DECODE].enter(25) for _ in range(9)] == [True] * 8 + [False]
+
+
+async def test_an_alias_of_a_pooling_model_is_kept_apart_from_the_same_name_elsewhere() -> None:
+    async with pool_of(*MIXED) as (pool, _):
+        pooled, paired = (pool.terms.find(parse(b'{"model":"fast"}')) for parse in (parse_pooling, parse_body))
+        assert pooled is not None
+        assert paired is not None
+        assert (pooled.engines_name, pooled.has_prefill, paired.has_prefill) == (b'"llama"', False, True)
+        assert (pool.terms.unpaired, pool.terms.known) == ({b'"fast"': pooled}, {b'"fast"': paired})
+        pool.terms.forget()
+        assert not pool.terms.unpaired

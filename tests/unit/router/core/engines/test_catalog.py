@@ -14,6 +14,7 @@ from pdcluster_router.core.engines.catalog import (
     base_of,
     engines_of_base,
     group_for,
+    group_unpaired,
     is_listed,
     models_of_decodes,
 )
@@ -184,3 +185,35 @@ def test_a_name_is_listed_where_an_engine_says_that_it_serves_it() -> None:
     engines = [*pair(None), *pair(ONE)]
     assert [is_listed(name, engines) for name in ("m", "sql", "llama")] == [True, True, False]
     assert not is_listed("m", pair(None))
+
+
+E5 = read_listing(models_answer("e5"))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_model_that_decode_engines_alone_serve_is_the_one_of_pooling_requests_that_name_none(
+    *, is_first: bool
+) -> None:
+    prefill, decode = pair(LLAMA)
+    alone = Stub(DECODE, E5)
+    engines = [prefill, alone, decode] if is_first else [prefill, decode, alone]
+    pooled, paired = group_unpaired("", engines), group_for("", engines)
+    assert pooled is not None
+    assert paired is not None
+    assert (pooled.engines, set(paired.engines)) == ((alone,), {prefill, decode})
+
+
+@pytest.mark.parametrize("listing", [LLAMA, None])
+def test_without_such_a_model_they_are_for_any_decode_engine(listing: Listing | None) -> None:
+    engines = pair(listing)
+    group = group_unpaired("", engines)
+    assert group is not None
+    assert group.engines == tuple(engines)
+
+
+def test_a_model_that_pairs_serve_is_served_to_pooling_requests_too() -> None:
+    engines = [*pair(LLAMA), Stub(DECODE, E5)]
+    group = group_unpaired("llama", engines)
+    assert group is not None
+    assert group.engines == tuple(engines[:2])
+    assert group_unpaired("mistral", engines) is None

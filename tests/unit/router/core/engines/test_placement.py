@@ -14,6 +14,7 @@ from pdcluster_router.core.engines.placement import (
     left_of,
     prefill_tiers,
     proven,
+    unpaired_tiers,
     usable_prefills,
 )
 
@@ -182,3 +183,19 @@ def test_a_request_that_has_failed_once_tries_no_engine_out_while_there_is_a_pro
     assert engines[0].breaker.circuit is Circuit.HALF_OPEN
     assert proven(engines) == engines[1:]
     assert proven(engines[:1]) == engines[:1]
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        ("d1+", ["d1+"]),
+        ("p1+ d1+ d2+", ["d1+ d2+"]),
+        ("d1- d2+", ["d2+", "d1- d2+"]),
+        ("d1+1 d2+", ["d2+", "d1+1 d2+"]),
+        ("d1+ d1!", ["d1+", "d1+ d1!", "d1+", "d1+ d1!"]),
+        ("d1-", ["d1-"]),
+        ("d1? d1~ d1x p1+", []),
+    ],
+)
+def test_a_request_that_needs_no_prefill_engine_asks_for_no_pair(engines: str, expected: list[str]) -> None:
+    assert shown(unpaired_tiers(stand(engines))) == expected

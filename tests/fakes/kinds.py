@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fakes.messages import MESSAGES, MessagesWords
+from fakes.pooling import PATHS, PoolingWords
 from fakes.responses import RESPONSES, ResponsesWords
 from fakes.words import OpenAIWords
 
-KINDS: Mapping[str, type[OpenAIWords]] = {MESSAGES: MessagesWords, RESPONSES: ResponsesWords}
+KINDS: Mapping[str, type[OpenAIWords]] = {
+    **dict.fromkeys(PATHS, PoolingWords),
+    MESSAGES: MessagesWords,
+    RESPONSES: ResponsesWords,
+}

@@ -41,8 +41,9 @@ async def test_an_answer_is_byte_for_byte_the_routers_own(modes: dict[str, str],
         ("/v1/messages", MESSAGES),
         ("/v1/messages", {**MESSAGES, "stream": True}),
         (COMPLETIONS, {**PROMPT, "echo": True}),
+        ("/v1/embeddings", {"model": "m", "input": ["once", "upon"]}),
     ],
-    ids=["chat", "messages", "messages stream", "decode alone"],
+    ids=["chat", "messages", "messages stream", "decode alone", "pooling"],
 )
 async def test_each_api_is_served(modes: dict[str, str], path: str, body: dict[str, Any]) -> None:
     async with gateway(modes) as both:
@@ -291,7 +292,7 @@ async def test_questions_go_to_a_decode_engine_as_they_are_and_other_paths_nowhe
         asked = await both.envoy.ask({"messages": []}, "/v1/messages/count_tokens")
         own = await (await both.rig.client()).post("/v1/messages/count_tokens", {"messages": []})
         assert (asked.status, asked.json()["path"]) == (200, own.json()["path"])
-        unknown = await both.envoy.ask({"prompt": "a"}, "/v1/embeddings")
+        unknown = await both.envoy.ask({"prompt": "a"}, "/v1/audio/speech")
         assert (unknown.status, unknown.json()["error"]["code"]) == (404, "not_found")
         assert both.rig.decode.seen == []
         wrong = await get(both, COMPLETIONS)

@@ -286,7 +286,7 @@ async def test_unknown_paths_and_methods_are_openai_errors(rig: Rig) -> None:
     assert (answer.status, code_of(answer)) == (405, "method_not_allowed")
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank", "/v1/audio/transcriptions"])
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/fine_tuning/jobs", "/v1/audio/transcriptions"])
 async def test_what_vllm_serves_beside_completions_is_refused_by_its_name(rig: Rig, path: str) -> None:
     answer = await (await rig.client()).post(path, PROMPT)
     assert (answer.status, code_of(answer)) == (404, "not_found")

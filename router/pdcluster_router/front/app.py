@@ -138,7 +138,8 @@ def _add_health(app: FastAPI) -> None:
 
 _FOR_CLIENTS = (
     "One endpoint in front of prefill and decode engines: `POST /v1/chat/completions`, `POST /v1/completions`, "
-    "`POST /v1/responses` and Anthropic's `POST /v1/messages` as with vLLM."
+    "`POST /v1/responses` and Anthropic's `POST /v1/messages` as with vLLM. "
+    "Pooling models have their paths too, as `POST /v1/embeddings`."
 )
 _FOR_THE_CLUSTER = "For engines, the operator and monitoring. Clients have a port of their own."
 _WITHOUT_KEY = frozenset({"/health", DOCS_PATH, "/openapi.json"})

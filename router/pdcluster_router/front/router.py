@@ -336,7 +336,8 @@ class Router:
             body = api.parse(cycle.take_body())
         except BadBody as error:
             raise RefusedRequest(bad_request(str(error))) from error
-        terms = self.services.model_terms.known.get(bytes(body.model_said)) or self._terms_for(cycle, body)
+        known = self.services.model_terms.unpaired if api.is_pooling else self.services.model_terms.known
+        terms = known.get(bytes(body.model_said)) or self._terms_for(cycle, body)
         if terms.engines_name:
             body = body.for_model(terms.engines_name)
         timeouts = self._stream_timeouts if body.is_stream else self._plain_timeouts

@@ -157,7 +157,8 @@ class Exchange:
 
     def answered(self, status: int, end: bytes | bytearray) -> None:
         self._decode.succeeded()
-        self._services.answers.saw(self._relay.num_bytes, is_stream=self._request.body.is_stream)
+        if not self._request.api.is_pooling:
+            self._services.answers.saw(self._relay.num_bytes, is_stream=self._request.body.is_stream)
         self.record.answered(status, _OK, end=end)
         self._handle(_DECODE_DONE)
 
@@ -384,8 +385,7 @@ class Exchange:
 
 
 _WITHOUT_KV: Final = (Phase.LOCAL_PREFILL, Phase.FAILED)
-_DECODING, _FIRST_BYTE, _DECODE_DONE = Phase.DECODING, Event.FIRST_BYTE, Event.DECODE_DONE
-_OK: Final = metrics.Outcome.OK
+_DECODING, _FIRST_BYTE, _DECODE_DONE, _OK = Phase.DECODING, Event.FIRST_BYTE, Event.DECODE_DONE, metrics.Outcome.OK
 """Module constants, because each request reads them: ``relay.py`` says why."""
 _CARRY_OUT: Final[dict[Command, Callable[[Exchange], None]]] = {
     Command.START_PREFILL: Exchange._start_prefill,

@@ -3,16 +3,18 @@
 /v1/completions, /v1/chat/completions   OpenAI's
 /v1/messages                            Anthropic's: ``messages.py``, and decision 0026
 /v1/responses                           OpenAI's newer one: ``responses.py``, and decision 0058
+/v1/embeddings, /score, /rerank, ...    vLLM's for pooling models: ``pooling.py``, and decision 0059
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pdcluster_router.core.apis import anthropic_errors, messages, responses, responses_stream
 from pdcluster_router.core.apis.openai_errors import ApiError, messages_not_served, responses_not_served
+from pdcluster_router.core.apis.pooling import NO_MARKS, POOLING_PATHS, parse_pooling
 from pdcluster_router.core.apis.rewrite import Bytes, ClientBody, parse_body
 from pdcluster_router.core.apis.sse import ErrorWatch, error_event, first_event_end, given_up_in, refusal_event
 
@@ -52,6 +54,9 @@ class ClientApi:
     held: Callable[[int], None] | None = None
     """Called each time that a held answer (one that is kept until it is whole) grows, with its bytes so far; may end
     the request. None: held answers have a limit of their own."""
+    is_pooling: bool = False
+    """Whether one decode engine serves each request by itself, beside a prefill engine or not; its answer has no
+    tokens."""
 
 
 OPENAI: Final = ClientApi(
@@ -94,6 +99,7 @@ RESPONSES: Final = ClientApi(
     cuts_errors=True,
     shows_broken=False,
 )
+POOLING: Final = replace(OPENAI, parse=parse_pooling, marks=NO_MARKS, is_pooling=True)
 
 MESSAGES_PATH: Final = b"/v1/messages"
 RESPONSES_PATH: Final = b"/v1/responses"
@@ -102,9 +108,10 @@ API_OF: Final = {
     b"/v1/completions": OPENAI,
     MESSAGES_PATH: MESSAGES,
     RESPONSES_PATH: RESPONSES,
+    **dict.fromkeys(POOLING_PATHS, POOLING),
 }
 REQUEST_PATHS: Final = frozenset(API_OF)
-"""A POST to one of these paths is served by a prefill and a decode engine."""
+"""A POST to one of these paths is served by a prefill and a decode engine, or by a decode engine alone."""
 
 
 def api_of(path: bytes) -> ClientApi:

@@ -225,4 +225,10 @@ OPERATIONS: Final = {
     "/v1/completions": "text_completion",
     "/v1/messages": "chat",
     "/v1/responses": "chat",
+    **dict.fromkeys(("/v1/embeddings", "/v2/embed"), "embeddings"),
+    **dict.fromkeys(("/score", "/v1/score"), "score"),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
+    "/classify": "classify",
+    "/pooling": "pooling",
 }
+"""OpenTelemetry's own names, and, where it has none, the path's last word."""

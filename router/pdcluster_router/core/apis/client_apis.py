@@ -14,9 +14,16 @@ from typing import Final
 
 from pdcluster_router.core.apis import anthropic_errors, messages, responses, responses_stream
 from pdcluster_router.core.apis.openai_errors import ApiError, messages_not_served, responses_not_served
-from pdcluster_router.core.apis.pooling import NO_MARKS, POOLING_PATHS, parse_pooling
+from pdcluster_router.core.apis.pooling import POOLING_PATHS, parse_pooling
 from pdcluster_router.core.apis.rewrite import Bytes, ClientBody, parse_body
-from pdcluster_router.core.apis.sse import ErrorWatch, error_event, first_event_end, given_up_in, refusal_event
+from pdcluster_router.core.apis.sse import (
+    NO_MARKS,
+    ErrorWatch,
+    error_event,
+    first_event_end,
+    given_up_in,
+    refusal_event,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ RESPONSES: Final = ClientApi(
     first_event=responses_stream.first_event,
     gives_up_first=responses_stream.gives_up,
     watch=responses_stream.ResponsesWatch,
-    marks=responses_stream.NO_MARKS,
+    marks=NO_MARKS,
     unfinished=responses.unfinished,
     prefill_problem=responses.unfinished,
     not_served=responses_not_served,

@@ -10,8 +10,6 @@ binary, and no mark in it says that the engine gave the request up: vLLM answers
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -31,8 +29,6 @@ POOLING_PATHS: Final = (
     b"/classify",
     b"/pooling",
 )
-NO_MARKS: Final[Mapping[bytes, str]] = MappingProxyType({})
-"""No bytes mark such an answer as given up."""
 
 
 class PoolingBody(ClientBody, frozen=True):

@@ -11,7 +11,6 @@ that it is whole (``responses.py``). vLLM cuts the connection for any error afte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -23,9 +22,8 @@ from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.apis.openai_errors import ApiError
 from pdcluster_router.core.apis.responses import NOT_WHOLE, Response
 from pdcluster_router.core.apis.rewrite import Bytes
-from pdcluster_router.core.apis.sse import ErrorWatch, first_event_end
+from pdcluster_router.core.apis.sse import NO_MARKS, ErrorWatch, first_event_end
 
-NO_MARKS: Final[Mapping[bytes, str]] = MappingProxyType({})
 _EARLY: Final = (b"event: response.created\n", b"event: response.in_progress\n")
 _LAST: Final = (b"\nevent: response.completed\n", b"\nevent: response.incomplete\n")
 """vLLM writes ``incomplete`` from 0.33 on, if ``max_output_tokens`` ended the answer."""

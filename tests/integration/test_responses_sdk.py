@@ -198,6 +198,7 @@ def are_both(pool: Pool, both: tuple[Asking, Asking], name: str) -> bool:
     return metric(pool.decode[0].url, name) == len(both) or not all(asking.is_alive() for asking in both)
 
 
+@pytest.mark.costly
 def test_a_prefill_that_dies_is_one_error(harness: Harness) -> None:
     with harness.start_pool(prefill_args=CHUNKS, decode_args=CHUNKS) as pool:
         os.killpg(pool.prefill[0].handle.pid, signal.SIGSTOP)  # or it may have ended before anyone sees it begin
@@ -210,6 +211,7 @@ def test_a_prefill_that_dies_is_one_error(harness: Harness) -> None:
         assert eventually(lambda: blocks_in_use(*pool.decode) == 0)
 
 
+@pytest.mark.costly
 def test_an_answer_that_decode_gives_up_is_no_answer(harness: Harness) -> None:
     with harness.start_pool(env={"VLLM_SERVER_DEV_MODE": "1"}) as pool:
         both = asking_both(pool, {**BODIES["text"], "max_output_tokens": 6000})

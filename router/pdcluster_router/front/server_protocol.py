@@ -33,6 +33,7 @@ from pdcluster_router.core.clients.room import Heads, RoomLimit, Unread
 from pdcluster_router.front.router import Router
 from pdcluster_router.http.cycle import HotCycle
 from pdcluster_router.http.reading import ReadingProtocol
+from pdcluster_router.http.slots import ROUTER
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 
 MAX_PIPELINED: Final = 8
@@ -51,6 +52,8 @@ _PROBE_PATH: Final = b"/health"
 class RouterProtocol(ReadingProtocol):
     """One client connection. Event loop only."""
 
+    __slots__ = ROUTER
+
     def __init__(
         self,
         config: Config,
@@ -61,14 +64,11 @@ class RouterProtocol(ReadingProtocol):
         self._router: Router = app_state[ROUTER_STATE]
         leavers, max_header_bytes = self._router.leavers, self._router.settings.max_header_bytes
         super().__init__(config, server_state, app_state, leavers, max_header_bytes, _loop)
-        self._hot_paths: frozenset[bytes] = frozenset()  # The hot paths of this connection's port.
         self._active: HotCycle | None = None  # The cycle whose turn it is to be answered, if it is a hot one.
         self._incoming: HotCycle | None = None  # The cycle whose body is being read, if it is a hot one.
         self._read_timer: asyncio.TimerHandle | None = None
-        self._wanted_body_bytes = 0.0
         self._num_bytes_ahead = 0
         self._is_held = False  # Nothing is read until the next answer is over: the client sends too far ahead.
-        self._is_guest = False
         self._is_ending = False
         self._is_clogged = False  # The next answer waits until the client has taken some of the earlier ones.
         self._take_timer: asyncio.TimerHandle | None = None

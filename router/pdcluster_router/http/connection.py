@@ -91,17 +91,14 @@ class ResponseSink(Protocol):
 class Call:
     """One request to an engine and its response. Owned by its sender."""
 
-    __slots__ = ("_cancel_connect", "connection", "is_closed", "sink")
+    __slots__ = ("cancel_connect", "connection", "is_closed", "sink")
 
     def __init__(self, sink: ResponseSink) -> None:
         self.sink = sink
         self.is_closed = False
         self.connection: Connection | None = None
-        self._cancel_connect: Callable[[], object] | None = None
-
-    def connecting(self, cancel: Callable[[], object]) -> None:
-        """A connection is being made; ``cancel`` stops that."""
-        self._cancel_connect = cancel
+        self.cancel_connect: Callable[[], object] | None = None
+        """Stops to make a connection; None: none is being made."""
 
     def close(self) -> None:
         """Closes the connection, whereupon vLLM aborts the request. No method of the sink is called any more."""
@@ -110,9 +107,9 @@ class Call:
         self.is_closed = True
         if self.connection is not None:
             self.connection.abort()
-        elif self._cancel_connect is not None:
+        elif self.cancel_connect is not None:
             # Not kept: a cancelled task keeps its last frame, which refers to us, and the body would wait for gc.
-            cancel, self._cancel_connect = self._cancel_connect, None
+            cancel, self.cancel_connect = self.cancel_connect, None
             cancel()
 
     def pause(self) -> None:

@@ -147,7 +147,7 @@ class ConnectionPool:
         task = self._loop.create_task(self._connect_and_send(request, call))
         self._connecting[call] = task
         task.add_done_callback(lambda _: self._connecting.pop(call, None))
-        call.connecting(task.cancel)
+        call.cancel_connect = task.cancel
 
     async def _connect_and_send(self, request: Request, call: Call) -> None:
         deadline = self._loop.time() + self.limits.connect_timeout_s
@@ -166,6 +166,7 @@ class ConnectionPool:
             call.fail(ResponseLost(f"cannot connect: {error}", is_unsent=True))
         else:
             del self._connecting[call]  # It counts as a connection now.
+            call.cancel_connect = None  # It refers to this task, which would last as long as the call.
             if connection.is_usable:
                 connection.send(request, call)
             else:

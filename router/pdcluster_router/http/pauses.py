@@ -14,12 +14,16 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pdcluster_router.http.slots import UVICORN
+
 
 class PausingProtocol(HttpToolsProtocol):
     """The pauses of one connection. Event loop only."""
 
-    idle_since: float | None = None
-    """When the pause began, in the loop's time; None: there is none."""
+    __slots__ = (*UVICORN, "idle_since")
+
+    idle_since: float | None
+    """When the pause began, in the loop's time; None: there is none. Set by the subclass from the beginning."""
 
     def go_on_or_pause(self) -> None:
         """An answer is over. Does what the parent's ``on_response_complete`` does, but for the timer."""

@@ -40,6 +40,7 @@ from pdcluster_router.http.flow import Flow
 from pdcluster_router.http.leavers import Leavers
 from pdcluster_router.http.page_transport import PageTransport
 from pdcluster_router.http.pauses import PausingProtocol
+from pdcluster_router.http.slots import READING, Pipeline
 
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of a connection that ends with a reset."""
@@ -77,6 +78,8 @@ _NO_HEADERS: Final[Headers] = []
 class ReadingProtocol(PausingProtocol):
     """The reading side of one connection. Event loop only."""
 
+    __slots__ = READING
+
     def __init__(
         self,
         config: Config,
@@ -87,6 +90,8 @@ class ReadingProtocol(PausingProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.pipeline = Pipeline()  # type: ignore[assignment]  # has all that is asked of the parent's deque
+        self.idle_since = None
         self.headers = _NO_HEADERS
         self.is_in_head = True
         self.is_in_message = False

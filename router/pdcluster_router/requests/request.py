@@ -24,6 +24,8 @@ queue's base model; empty: the shared one."""
 LARGE_BODY_BYTES: Final = 4 << 10
 """A longer body is forgotten once it will not be sent again. That takes 1 us, and 2 us for its reservation; the scan
 of so many bytes took 5 us."""
+SHORT_S: Final = 0.5
+"""A request that takes longer forgets a small body too: with its reservation 3 KB, of a thousand streams 3 MB."""
 
 
 class ClientRequest(RequestFacts, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Checks the tokens that clients show, by the keys of one identity provider.
 
-    NO KEYS --take()--> KEYS --take() of another document--> KEYS, and every token is checked anew
+    NO KEYS --take()--> KEYS --take() of other keys--> KEYS, and every token is checked anew
        +--every token: 503, for it may be good
 
 ``key_server.py`` and the watch of a file bring the keys. A token that was let in costs no check of its signature again;
@@ -23,11 +23,13 @@ from pdcluster_router.core.clients.tokens.claims import (
     read_header,
     time_problem,
 )
+from pdcluster_router.core.clients.tokens.jwks import MAX_RSA_BITS
 from pdcluster_router.core.clients.tokens.known import KnownTokens
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.front.tokens.key_set import KeySet, UnknownKeyError
 
 logger = logging.getLogger(__name__)
+_TOO_LARGE: Final = "token keys not taken: too large keys=%d first: %s: sign with RSA of %d bits at most, or with ES256"
 
 
 class TokenCheck:
@@ -62,11 +64,15 @@ class TokenCheck:
         """
         if document == self._document:
             return
-        keys, is_first = KeySet(document), self._keys is None
+        before, keys = self._keys, KeySet(document)
         self._keys, self._document = keys, document
+        if keys.too_large:
+            logger.warning(_TOO_LARGE, len(keys.too_large), keys.too_large[0], MAX_RSA_BITS)
+        if before is not None and keys.has_those_of(before):
+            return  # In another order, or with other members: each known token stays good.
         self._known.clear()
         self.on_change()
-        if self.url or not is_first:
+        if self.url or before is not None:
             logger.info("token keys changed keys=%d", len(keys))
 
     def admit(self, token: bytes) -> str | ApiError | None:

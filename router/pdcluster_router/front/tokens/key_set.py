@@ -5,6 +5,7 @@ Imports PyJWT and ``cryptography``, of ``pdcluster[jwt]``: ``start.py`` says whe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import jwt
@@ -27,7 +28,10 @@ class KeySet:
 
     def __init__(self, document: bytes) -> None:
         """Raises: ConfigError: The document is no key set, or none of its keys can be used."""
-        made = [(key, _made(key)) for key in keys_in(document)]
+        read = keys_in(document)
+        self.too_large: Final = read.too_large
+        """The RSA keys that are not taken, each with its bits."""
+        made = [(key, _made(key)) for key in read.keys]
         self._keys: Final = [(key, public) for key, public in made if public is not None]
         if not self._keys:
             raise ConfigError(f"of its {len(made)} keys none can be read: name the key set of the identity provider")
@@ -35,6 +39,10 @@ class KeySet:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def has_those_of(self, other: KeySet) -> bool:
+        """Whether the two have the same keys, in any order."""
+        return _as_set(self._keys) == _as_set(other._keys)
 
     def payload_of(self, token: bytes, header: TokenHeader) -> bytes:
         """The payload of a token, if one of these keys has signed it. ``header``: that of ``token``.
@@ -68,6 +76,10 @@ class KeySet:
             can = safe(", ".join(sorted(named[0][0].algorithms)))
             raise BadToken(f"alg is {safe(header.algorithm)}, and the key signs by {can}: ask for a new token")
         return fitting[:_MOST_TRIED]
+
+
+def _as_set(keys: Iterable[tuple[PublicJwk, jwt.PyJWK]]) -> set[tuple[object, ...]]:
+    return {(key.key_id, key.algorithms, *sorted(key.members.items())) for key, _ in keys}
 
 
 def _made(key: PublicJwk) -> jwt.PyJWK | None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import orjson
 
 from pdcluster_protocol.errors import ConfigError
+from pdcluster_router.core.clients.tokens.claims import safe
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 MAX_SET_KEYS: Final = 1000
@@ -29,8 +30,11 @@ _CURVES: Final = {
 """By the kind of a key and its curve: the algorithms that it may sign with."""
 ALGORITHMS: Final = _RSA.union(*_CURVES.values())
 """All that are taken: no ``none``, and none with a shared secret."""
-_RSA_BITS: Final = range(2048, 8193)
-"""Smaller ones can be broken; larger ones would make each check slow."""
+MAX_RSA_BITS: Final = 4096
+"""Providers have 2048 to 4096. A token with a bad signature costs a check each time it is shown; with 8192 bits a check
+costs four times as much as with 4096."""
+_MIN_RSA_BITS: Final = 2048
+"""Smaller ones can be broken."""
 _MAX_EXPONENT_BITS: Final = 33
 _PUBLIC: Final = ("kty", "crv", "n", "e", "x", "y")
 
@@ -44,12 +48,33 @@ class PublicJwk:
     members: Mapping[str, str]
 
 
-def keys_in(document: bytes) -> list[PublicJwk]:
-    """The keys of a document that may sign tokens.
+@dataclass(frozen=True, slots=True)
+class ReadKeys:
+    """The keys of one document that may sign tokens. ``too_large``: for each RSA key above ``MAX_RSA_BITS``, which one
+    it is and how many bits it has."""
+
+    keys: tuple[PublicJwk, ...]
+    too_large: tuple[str, ...]
+
+
+def keys_in(document: bytes) -> ReadKeys:
+    """The keys of a document.
 
     Raises:
         ConfigError: It is no key set, or none of its keys may sign tokens, or it is too large.
     """
+    keys = _told_in(document)
+    found = tuple(key for key in map(_key_in, keys) if key is not None)
+    too_large = tuple(words for words in map(_too_large, keys) if words)
+    if found:
+        return ReadKeys(found, too_large)
+    want = f"RSA with {_MIN_RSA_BITS} to {MAX_RSA_BITS} bits, P-256, P-384, P-521, Ed25519 or Ed448, for signatures"
+    but = f" ({too_large[0]})" if too_large else ""
+    raise ConfigError(f"of its {len(keys)} keys none can be used{but}: name one with public keys ({want})")
+
+
+def _told_in(document: bytes) -> list[object]:
+    """The keys as the document has them."""
     if len(document) > MAX_DOCUMENT_BYTES:
         raise ConfigError(f"it is larger than {MAX_DOCUMENT_BYTES} bytes: name a key set (JWKS)")
     try:
@@ -61,11 +86,16 @@ def keys_in(document: bytes) -> list[PublicJwk]:
         raise ConfigError("it is no key set: name a JSON document with a list of keys (JWKS)")
     if len(keys) > MAX_SET_KEYS:
         raise ConfigError(f"it has {len(keys)} keys, at most {MAX_SET_KEYS} are taken: name a smaller key set")
-    found = [key for key in map(_key_in, keys) if key is not None]
-    if not found:
-        want = "RSA with 2048 bits or more, P-256, P-384, P-521, Ed25519 or Ed448, for signatures"
-        raise ConfigError(f"of its {len(keys)} keys none can be used: name one with public keys ({want})")
-    return found
+    return keys
+
+
+def _too_large(told: object) -> str:
+    """The name and the bits of an RSA key that is too large; empty: it is no such key."""
+    if not isinstance(told, dict) or not _is_for_signatures(told) or told.get("kty") != "RSA":
+        return ""
+    number, key_id = told.get("n"), told.get("kid")
+    num_bits = _bits_of(number) if isinstance(number, str) else 0
+    return f"kid={safe(str(key_id))} bits={num_bits}" if num_bits > MAX_RSA_BITS else ""
 
 
 def _key_in(told: object) -> PublicJwk | None:
@@ -87,10 +117,8 @@ def _is_for_signatures(told: Mapping[str, Any]) -> bool:
 
 def _algorithms_of(members: Mapping[str, str]) -> frozenset[str]:
     if members.get("kty") == "RSA":
-        is_sound = (
-            _bits_of(members.get("n", "")) in _RSA_BITS and 1 < _bits_of(members.get("e", "")) <= _MAX_EXPONENT_BITS
-        )
-        return _RSA if is_sound else frozenset()
+        has_size = _MIN_RSA_BITS <= _bits_of(members.get("n", "")) <= MAX_RSA_BITS
+        return _RSA if has_size and 1 < _bits_of(members.get("e", "")) <= _MAX_EXPONENT_BITS else frozenset()
     return _CURVES.get((members.get("kty", ""), members.get("crv", "")), frozenset())
 
 

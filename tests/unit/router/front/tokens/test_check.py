@@ -214,3 +214,35 @@ def test_a_time_that_no_token_has_is_refused_in_a_short_error(seconds: float) ->
     said = Checked("first").refusal(token(exp=seconds))
     assert said.startswith("exp is ")
     assert len(said) < 200
+
+
+def test_the_same_keys_in_another_order_are_no_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, changes = Checked("first", "second"), []
+    known = token("second")
+    assert checked.admit(known) == "jwt:alice"
+    checked.check.on_change = lambda: changes.append(1)
+    checked.check.take(key_set(signing_key("second"), signing_key("first")))
+    monkeypatch.setattr(jwt.PyJWS, "decode", _too_costly)
+    assert checked.admit(known) == "jwt:alice"
+    assert changes == []
+
+
+@pytest.mark.parametrize("change", [{"alg": None}, {"kid": "third"}, signing_key("other").jwk(kid="second")])
+def test_a_key_with_another_name_algorithm_or_number_is_another_key(change: dict[str, Any]) -> None:
+    checked, changes = Checked(), []
+    first, second = signing_key("first", "RS256"), signing_key("second", "RS256")
+    checked.check.take(json.dumps({"keys": [first.jwk(), second.jwk()]}).encode())
+    checked.check.on_change = lambda: changes.append(1)
+    checked.check.take(json.dumps({"keys": [{**second.jwk(), **change}, first.jwk()]}).encode())
+    assert changes == [1]
+
+
+def test_one_line_says_which_keys_are_too_large(caplog: pytest.LogCaptureFixture) -> None:
+    large = signing_key("k", "RS256").jwk(kid="large", n=urlsafe_b64encode(b"\xff" * 1024).decode().rstrip("="))
+    document = json.dumps({"keys": [large, signing_key().jwk()]}).encode()
+    checked = Checked()
+    for _ in range(2):
+        checked.check.take(document)
+    assert checked.admit(token()) == "jwt:alice"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "keys=1 first: kid=large bits=8192" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import urlsafe_b64encode
 from typing import Any
 
 import pytest
@@ -15,8 +16,18 @@ from pdcluster_router.core.clients.tokens.jwks import ALGORITHMS, MAX_DOCUMENT_B
 RSA_ALGORITHMS = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512"}
 
 
-def read(*jwks: object) -> list[PublicJwk]:
-    return keys_in(json.dumps({"keys": jwks}).encode())
+def read(*jwks: object) -> tuple[PublicJwk, ...]:
+    return keys_in(document_of(*jwks)).keys
+
+
+def document_of(*jwks: object) -> bytes:
+    return json.dumps({"keys": jwks}).encode()
+
+
+def rsa_jwk(bits: int, **changes: object) -> dict[str, object]:
+    """An RSA key of so many bits without a private part: only its size counts."""
+    number = urlsafe_b64encode(((1 << bits) - 1).to_bytes((bits + 7) // 8)).decode().rstrip("=")
+    return {"kty": "RSA", "kid": "large", "n": number, "e": "AQAB", **changes}
 
 
 @pytest.mark.parametrize("algorithm", KIND_OF)
@@ -59,8 +70,24 @@ def test_what_is_no_key_is_left_out() -> None:
 @pytest.mark.parametrize("bits", [1024, 2040])
 def test_a_small_rsa_key_is_left_out(bits: int) -> None:
     small = SigningKey("small", "RS256", rsa.generate_private_key(65537, bits))
-    with pytest.raises(ConfigError, match=r"of its 1 keys none can be used.*2048 bits"):
+    with pytest.raises(ConfigError, match=r"of its 1 keys none can be used.*2048 to"):
         read(small.jwk())
+
+
+def test_a_large_rsa_key_is_left_out_and_named() -> None:
+    found = keys_in(document_of(rsa_jwk(4096, kid="fits"), rsa_jwk(4097), rsa_jwk(8192, kid=None), rsa_jwk(1024)))
+    assert [key.key_id for key in found.keys] == ["fits"]
+    assert found.too_large == ("kid=large bits=4097", "kid=None bits=8192")
+
+
+def test_a_key_set_of_nothing_else_says_which_key_is_too_large() -> None:
+    with pytest.raises(ConfigError, match=r"none can be used \(kid=large bits=8192\).*RSA with 2048 to 4096 bits"):
+        keys_in(document_of(rsa_jwk(8192)))
+
+
+@pytest.mark.parametrize("changes", [{"use": "enc"}, {"n": 5}, {"n": "!"}, {"kty": "oct"}])
+def test_a_key_that_signs_nothing_is_not_called_too_large(changes: dict[str, object]) -> None:
+    assert keys_in(document_of(rsa_jwk(8192, **changes), signing_key().jwk())).too_large == ()
 
 
 @pytest.mark.parametrize("changes", [{"e": "AQ"}, {"e": "AQAAAAAAAAE"}, {"e": "!"}, {"n": "A"}, {"n": None}])
@@ -86,4 +113,4 @@ def test_a_document_is_bounded_in_bytes_and_keys() -> None:
 
 def test_no_algorithm_is_without_a_private_key() -> None:
     assert not [name for name in ALGORITHMS if name == "none" or name.startswith("HS")]
-    assert len(keys_in(key_set(signing_key(), signing_key("second")))) == 2
+    assert len(keys_in(key_set(signing_key(), signing_key("second"))).keys) == 2

@@ -165,9 +165,11 @@ class Bucket:
 class KeyUse:
     """All that the keys of one name have asked for. One owner."""
 
-    __slots__ = ("_max_concurrent", "_requests", "_tokens", "num_refused", "num_running")
+    __slots__ = ("_max_concurrent", "_requests", "_tokens", "num_refused", "num_running", "total")
 
     def __init__(self) -> None:
+        self.total: KeyUse | None = None
+        """Counts the requests of several uses, of this one too; None: this one stands alone."""
         self.num_running = 0
         """Requests that have entered and not left."""
         self.num_refused = dict.fromkeys(LimitedBy, 0)
@@ -191,10 +193,14 @@ class KeyUse:
         if wait_s or tokens_wait_s or is_full:
             refusal = self._refusal(wait_s, tokens_wait_s, num_tokens, now)
             self.num_refused[refusal.by] += 1
+            if self.total is not None:
+                self.total.num_refused[refusal.by] += 1
             return refusal
         self._requests.take(1, now)
         self._tokens.take(num_tokens, now)
         self.num_running += 1
+        if self.total is not None:
+            self.total.num_running += 1
         return None
 
     def requests_left(self, now: float) -> RateLeft | None:
@@ -224,6 +230,8 @@ class KeyUse:
         """A request that entered is over. Call it once for each."""
         self.num_running -= 1
         assert self.num_running >= 0, "a request has left twice"
+        if self.total is not None:
+            self.total.num_running -= 1
 
     def _refusal(self, wait_s: float, tokens_wait_s: float, num_tokens: int, now: float) -> OverLimit:
         """Names the rate with the longer wait: the other one lets the request in by then, if no other request comes.
@@ -246,8 +254,8 @@ class UnnamedUses:
         self._limits = limits
         self._most = most
         self._uses: OrderedDict[str, KeyUse] = OrderedDict()
-        self._gone = KeyUse()
-        """Counts the refusals of those that are forgotten."""
+        self.sum = KeyUse()
+        """The running and refused requests of all, refusals of those that are forgotten too. It goes on counting."""
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -258,18 +266,25 @@ class UnnamedUses:
         if use is None:
             self._forget_one()
             use = self._uses[name] = KeyUse()
+            use.total = self.sum
             use.limit(self._limits)
         self._uses.move_to_end(name)
         return use
 
     def take(self, name: str) -> KeyUse | None:
         """The use of a client that a line names from now on; None: it has none."""
-        return self._uses.pop(name, None)
+        use = self._uses.pop(name, None)
+        if use is not None:
+            use.total = None
+            self._count(use, -1)
+        return use
 
     def adopt(self, name: str, use: KeyUse) -> None:
         """The use of a client that no line names any more. Its requests run on."""
         self._forget_one()
         self._uses[name] = use
+        use.total = self.sum
+        self._count(use, 1)
         use.limit(self._limits)
 
     def set_limits(self, limits: KeyLimits) -> None:
@@ -277,26 +292,19 @@ class UnnamedUses:
         for use in self._uses.values():
             use.limit(limits)
 
-    def sum(self) -> KeyUse:
-        """The running and refused requests of all."""
-        total = KeyUse()
-        for use in (self._gone, *self._uses.values()):
-            total.num_running += use.num_running
-            _add_refused(total, use)
-        return total
-
     def _forget_one(self) -> None:
         """Makes room for a new client. Clients with a running request stay: there are no more of them than requests."""
         if len(self._uses) < self._most:
             return
         name = next((name for name, use in self._uses.items() if not use.num_running), None)
         if name is not None:
-            _add_refused(self._gone, self._uses.pop(name))
+            self._uses.pop(name).total = None
 
-
-def _add_refused(total: KeyUse, use: KeyUse) -> None:
-    for by, number in use.num_refused.items():
-        total.num_refused[by] += number
+    def _count(self, use: KeyUse, sign: int) -> None:
+        """All that ``use`` has counted is added to the sum, or taken from it. ``sign``: 1 or -1."""
+        self.sum.num_running += sign * use.num_running
+        for by, number in use.num_refused.items():
+            self.sum.num_refused[by] += sign * number
 
 
 class KeyUses:
@@ -317,7 +325,7 @@ class KeyUses:
 
     def all(self) -> Iterable[tuple[str, KeyUse]]:
         """The uses for metrics. Those of clients that no line names are one, by the name ``EVERY_TOKEN``."""
-        others = () if self._unnamed is None else ((EVERY_TOKEN, self._unnamed.sum()),)
+        others = () if self._unnamed is None else ((EVERY_TOKEN, self._unnamed.sum),)
         return (*self._uses.items(), *others)
 
     def set_limits(self, limits: Mapping[str, KeyLimits], of_others: KeyLimits = NO_LIMITS) -> None:

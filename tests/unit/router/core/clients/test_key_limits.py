@@ -267,7 +267,7 @@ def test_clients_are_counted_in_bounded_memory_and_those_with_a_running_request_
         assert len(uses) <= 3
     assert uses.of("jwt:first") is first
     assert uses.of("jwt:gone") is not gone
-    assert (uses.sum().num_running, uses.sum().num_refused[LimitedBy.MAX_CONCURRENT]) == (1, 1)
+    assert (uses.sum.num_running, uses.sum.num_refused[LimitedBy.MAX_CONCURRENT]) == (1, 1)
 
 
 def test_limits_of_clients_that_no_line_names_may_change_and_go() -> None:

@@ -19,6 +19,8 @@ from tools.chart.dashboard import expressions
 
 from fakes.certificates import Authority
 from fakes.faults import Fault, Gate
+from fakes.identity import RULES as RULES_OF_TOKENS
+from fakes.identity import key_set, running_key_fake, signing_key
 from fakes.reservations import reservation_call, reservation_of
 from fakes.router import PROMPT, Rig, params_of, post, running_rig, send, until
 from integration.test_router_engine_file import running_file_rig
@@ -140,7 +142,8 @@ async def test_an_alert_comes_with_its_fault_and_goes_after_it(name: str) -> Non
 
 DISCOVERY_PANELS: Final = [as_shown(one) for one in expressions() if "pdcluster_router_discovery_up" in one]
 PANELS: Final = [as_shown(one) for one in expressions() if "pdcluster_router_" in one]
-PANELS_OF_A_NAMED_POOL: Final = [one for one in PANELS if one not in DISCOVERY_PANELS]
+URL_PANELS: Final = [as_shown(one) for one in expressions() if "pdcluster_router_token_keys" in one]
+PANELS_OF_A_NAMED_POOL: Final = [one for one in PANELS if one not in (*DISCOVERY_PANELS, *URL_PANELS)]
 
 
 async def call_with_another_secret(rig: Rig) -> None:
@@ -190,6 +193,24 @@ async def test_a_certificate_that_ends_soon_is_told(
     assert firing.keys() == ({"PDClusterCertificateExpires"} if is_told else set())
     for alerts in firing.values():
         are_readable((one for one in alerts if one.labels["namespace"] == TARGET["namespace"]), PLACE)
+
+
+async def test_keys_of_tokens_that_have_not_been_read_for_a_day_are_told() -> None:
+    async with (
+        running_key_fake(key_set(signing_key())) as server,
+        running_rig(jwt_key_set=server.url, **RULES_OF_TOKENS) as rig,
+    ):
+        watch, check = Watch(rig), rig.router.access.tokens
+        assert check is not None
+        await watch.scrape(NUM_BEFORE)
+        begins_s, read_at = watch.scrapes.now_s, check.read_at
+        check.read_at -= 90_001
+        await watch.scrape(NUM_DURING)
+        check.read_at = read_at
+        await watch.scrape(NUM_AFTER)
+    told = await watch.evaluate(*URL_PANELS)
+    came_and_went(told, {"PDClusterTokenKeysOld"}, PLACE, begins_s, watch.scrapes.now_s - STEP_S)
+    assert without_a_number(told) == []
 
 
 async def test_each_panel_of_a_router_shows_a_number(tmp_path: Path) -> None:

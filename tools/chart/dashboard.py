@@ -166,8 +166,7 @@ PANELS: Final = (
     ),
     Panel(
         "Refused by a limit of a key",
-        "Requests of each API key or client of tokens that has limits, by the limit that they were over. The client "
-        "was told when to come back.",
+        "Requests of each API key or client of tokens with limits, by the limit. The client was told when to come back.",
         "reqps",
         (
             Line(
@@ -181,6 +180,12 @@ PANELS: Final = (
         "Requests at once of each API key or client of tokens that has limits.",
         "short",
         (Line("sum by (client) (pdcluster_router_key_running{POOL})", "{{client}}"),),
+    ),
+    Panel(
+        "Age of the identity provider's keys",
+        "Since the key set was last read well from its URL. It grows while the URL fails. Empty without a URL.",
+        "s",
+        (Line("max by (pod) (pdcluster_router_token_keys_age_seconds{POOL})", "{{pod}}"),),
     ),
     Panel(
         "Wait in the queue for each key",

@@ -239,12 +239,13 @@ def _lifespan(settings: Settings, secret: Secret, seat: Seat | None) -> Lifespan
     async def lifespan(_: FastAPI) -> AsyncIterator[dict[str, Router]]:
         router = Router(settings, secret, seat)
         num_prefill, num_decode = (len(router.services.engines[role]) for role in (Role.PREFILL, Role.DECODE))
+        folder = None if seat is None else seat.folder
         logger.info("router started prefill_engines=%d decode_engines=%d", num_prefill, num_decode)
         try:
             async with (
                 asyncio.TaskGroup() as tasks,
                 _watching(tasks, router),
-                running_key_server(router.access.tokens, settings, router.services.handshakes),
+                running_key_server(router.access.tokens, settings, router.services, folder),
                 running_picker(router),
                 beside_siblings(router, seat),
             ):

@@ -82,7 +82,7 @@ class Siblings:
         told = self._own_page(page, argument)
         if page == METRICS:
             with suppress(OSError):  # A full disk, or the keeper was killed and the folder is gone.
-                _write_whole(self._folder / f"{self._life}.last", told)
+                write_whole(self._folder / f"{self._life}.last", told)
         return told
 
     def _others(self) -> list[int]:
@@ -142,7 +142,7 @@ def add_up_ended(folder: Path, running: set[int]) -> None:
         return
     texts = [*counts, *(_read(apart[life]) for life in gone)]
     told = msgspec.json.encode(sorted({*lives, *gone})) + b"\n" + counts_in(texts).encode()
-    _write_whole(folder / _ENDED, told)
+    write_whole(folder / _ENDED, told)
 
 
 def _read_ended(folder: Path) -> tuple[set[int], Sequence[str]]:
@@ -160,7 +160,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """No reader sees a part of it."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     new.write_bytes(content)

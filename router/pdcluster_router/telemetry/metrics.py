@@ -222,6 +222,11 @@ class Metrics:
         )
         expiry.set_function(expires_at)
 
+    def watch_token_keys(self, age_s: Callable[[], float]) -> None:
+        """As ``watch_in_flight``. Call it only where the keys of tokens come from a URL."""
+        text = "Seconds since the key set of the identity provider was last read well from its URL"
+        self._gauge("token_keys_age_seconds", text).set_function(age_s)
+
     def watch_homes(self, tallies: Mapping[Role, Mapping[Home, int]]) -> None:
         """As ``watch_in_flight``."""
         self._registry.register(_Tallies(tallies))

@@ -59,6 +59,7 @@ WATCHED: dict[str, tuple[Any, ...]] = {
     "watch_keep_alives": (lambda: 0,),
     "watch_keys": (KeyUses({"team-a": KeyLimits(max_concurrent=1)}), lambda: {"team-a"}),
     "watch_model_queues": (lambda: [("llama", 0)],),
+    "watch_token_keys": (lambda: 0.0,),
     "watch_queue": (lambda: 0, lambda: 0, lambda: 0),
 }
 """What a router's metrics are given to read when they are asked for."""
@@ -175,6 +176,7 @@ BOUNDS = {
     "PDClusterEngineDown": ("== 0", "5m"),
     "PDClusterDiscoveryDown": ("== 0", "5m"),
     "PDClusterCertificateExpires": ("< 259200", "1h"),
+    "PDClusterTokenKeysOld": ("> 90000", "5m"),
     "PDClusterTransfersFail": ("> 0.1", "5m"),
     "PDClusterSecretsDiffer": ("> 0 > 0", None),
     "PDClusterAdaptersMix": ("> 0", None),

@@ -20,8 +20,8 @@ _LEAST: Final = (
     "pdcluster_router_tls_certificate_expiry_seconds",
 )
 """A process that does not reach an engine shows it; the first certificate that expires counts."""
-_MOST: Final = "pdcluster_router_engine_ejected"
-"""Each process ejects engines for itself."""
+_MOST: Final = ("pdcluster_router_engine_ejected", "pdcluster_router_token_keys_age_seconds")
+"""Each process ejects engines for itself, and reads keys for itself: the oldest ones count."""
 _FIRST: Final = "pdcluster_router_engines"
 """Each process knows all engines, and may find one in another state than the others do."""
 _CREATED: Final = "_created"
@@ -79,7 +79,7 @@ def _merge(numbers: dict[str, float], key: str, number: float) -> None:
 def _joined(name: str) -> Callable[[float, float], float]:
     if name in _LEAST or name.endswith(_CREATED):
         return min
-    return max if name == _MOST else _sum
+    return max if name in _MOST else _sum
 
 
 def _sum(one: float, other: float) -> float:

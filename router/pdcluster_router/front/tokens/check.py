@@ -47,6 +47,8 @@ class TokenCheck:
         self.on_unknown_key: Callable[[], None] = _does_nothing
         """Called when a token names a key that is not known."""
         self._unix_now = unix_now
+        self.read_at = unix_now()
+        """When a key set was last read well, Unix seconds; before the first one: when the check was made."""
         self._keys: KeySet | None = None
         self._document = b""
         self._known = KnownTokens()
@@ -63,9 +65,10 @@ class TokenCheck:
             ConfigError: It is no key set, or none of its keys can be used; the old keys stay.
         """
         if document == self._document:
+            self.read_at = self._unix_now()
             return
         before, keys = self._keys, KeySet(document)
-        self._keys, self._document = keys, document
+        self._keys, self._document, self.read_at = keys, document, self._unix_now()
         if keys.too_large:
             logger.warning(_TOO_LARGE, len(keys.too_large), keys.too_large[0], MAX_RSA_BITS)
         if before is not None and keys.has_those_of(before):
@@ -74,6 +77,10 @@ class TokenCheck:
         self.on_change()
         if self.url or before is not None:
             logger.info("token keys changed keys=%d", len(keys))
+
+    def age_s(self) -> float:
+        """Seconds since a key set was last read well."""
+        return max(0.0, self._unix_now() - self.read_at)
 
     def admit(self, token: bytes) -> str | ApiError | None:
         """The name of the token's client, or the error for the client; None: ``token`` is no token."""

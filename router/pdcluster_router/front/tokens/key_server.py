@@ -45,13 +45,21 @@ _CURES: Final = TlsCures(
 class KeyServer:
     """The server of one key set. Event loop only; one task owns ``run``."""
 
-    def __init__(self, url: str, interval_s: float, take: Callable[[bytes], None], handshakes: HandshakeRow) -> None:
-        """``take``: gets each document; raises ConfigError if it is no key set."""
+    def __init__(
+        self,
+        url: str,
+        interval_s: float,
+        take: Callable[[bytes], None],
+        age_s: Callable[[], float],
+        handshakes: HandshakeRow,
+    ) -> None:
+        """``take``: gets each document; raises ConfigError if it is no key set. ``age_s``: of the last good one."""
         parts = urlsplit(url)
         path = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
         self._head = f"GET {path} HTTP/1.1\r\nhost: {parts.netloc}\r\naccept: application/json\r\n\r\n".encode()
         self._interval_s = interval_s
         self._take = take
+        self._age_s = age_s
         host, is_tls = parts.hostname or "", parts.scheme == "https"
         door = _door(host, handshakes) if is_tls else None
         limits = PoolLimits(max_connections=1, connect_timeout_s=ASK_S, idle_s=0.0)
@@ -59,7 +67,7 @@ class KeyServer:
         self._pool.keep(False)
         self._loop = asyncio.get_running_loop()
         self._wanted = asyncio.Event()
-        self._asked_at = self._good_at = self._loop.time()
+        self._asked_at = self._loop.time()
         self._problem = ""
         """Why the last question failed; empty: it did not."""
         self._num_failures = 0
@@ -99,10 +107,9 @@ class KeyServer:
             self._num_failures += 1
             self._problem = str(error)
             if self._problem != told:
-                age_s = self._loop.time() - self._good_at
-                logger.warning("token keys not read age_s=%.0f reason=%s", age_s, self._problem)
+                logger.warning("token keys not read age_s=%.0f reason=%s", self._age_s(), self._problem)
             return
-        self._num_failures, self._problem, self._good_at = 0, "", self._loop.time()
+        self._num_failures, self._problem = 0, ""
         if told:
             logger.warning("token keys are read again")
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,12 +19,15 @@ from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.clients.tokens.claims import TokenRules
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
-from pdcluster_router.http.handshakes import Handshakes
+from pdcluster_router.processes.siblings import write_whole
+from pdcluster_router.services import Services
 from pdcluster_router.settings.router_settings import Settings
 from pdcluster_router.settings.token_settings import is_url
 
 if TYPE_CHECKING:
     from pdcluster_router.front.tokens.check import TokenCheck
+
+logger = logging.getLogger(__name__)
 
 START_S: Final = 5.0
 """The most that a start waits for the first answer of the key set's URL. Then the router goes on without keys."""
@@ -67,15 +72,25 @@ def _read(check: TokenCheck, path: Path) -> None:
 
 @asynccontextmanager
 async def running_key_server(
-    check: TokenCheck | None, settings: Settings, handshakes: Handshakes
+    check: TokenCheck | None, settings: Settings, services: Services, folder: Path | None
 ) -> AsyncIterator[None]:
-    """The key set is read from its URL until the context ends, if ``check`` has one. Waits for the first answer."""
+    """The key set is read from its URL until the context ends, if ``check`` has one. Waits for the first answer.
+
+    ``folder``: that of all processes of this router. A process that starts while the URL fails has the keys that
+    another one has read last from the same URL. None: there is no other process.
+    """
     if check is None or not check.url:
         yield
         return
     from pdcluster_router.front.tokens.key_server import KeyServer
 
-    server = KeyServer(check.url, settings.jwt_interval_s, check.take, handshakes.row())
+    services.metrics.watch_token_keys(check.age_s)
+    take = check.take
+    if folder is not None:
+        kept = folder / f"{sha256(check.url.encode()).hexdigest()}.keys"
+        _recall(check, kept)
+        take = partial(_take_and_keep, check, kept)
+    server = KeyServer(check.url, settings.jwt_interval_s, take, check.age_s, services.handshakes.row())
     check.on_unknown_key = server.want
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(server.run(), name="router: token keys")
@@ -84,3 +99,29 @@ async def running_key_server(
                 await server.has_asked.wait()
         yield
         task.cancel()
+
+
+def _recall(check: TokenCheck, kept: Path) -> None:
+    """Takes the keys that another process has kept, if there are any, with the time at which that one read them."""
+    try:
+        read_at, document = kept.stat().st_mtime, kept.read_bytes()
+        check.take(document)
+    except FileNotFoundError:
+        return
+    except (OSError, ConfigError) as error:
+        logger.warning("token keys of another process not taken reason=%s", error)
+        return
+    check.read_at = read_at
+
+
+def _take_and_keep(check: TokenCheck, kept: Path, document: bytes) -> None:
+    """As ``check.take``, for later processes too.
+
+    Raises:
+        ConfigError: It is no key set; nothing is kept of it.
+    """
+    check.take(document)
+    try:
+        write_whole(kept, document)
+    except OSError as error:
+        logger.warning("token keys not kept for processes that start later reason=%s", error)

@@ -66,6 +66,12 @@ def test_what_is_no_amount_is_not_added() -> None:
     assert number(text, "pdcluster_router_discovery_up") == 0
 
 
+def test_of_the_ages_of_keys_the_oldest_counts() -> None:
+    head = "# HELP pdcluster_router_token_keys_age_seconds A\n# TYPE pdcluster_router_token_keys_age_seconds gauge\n"
+    texts = [head + f"pdcluster_router_token_keys_age_seconds {age}\n" for age in (5.0, 70.0, 6.0)]
+    assert number(summed(texts), "pdcluster_router_token_keys_age_seconds") == 70
+
+
 def test_an_engine_has_the_state_in_which_the_asked_process_finds_it() -> None:
     head = "# HELP pdcluster_router_engines E\n# TYPE pdcluster_router_engines gauge\n"
     texts = [head + f'pdcluster_router_engines{{state="{state}"}} 1.0\n' for state in ("serving", "not_ready")]

@@ -36,7 +36,7 @@ def bodies_with_the_mark() -> int:
     return sum(MARK.encode() in bytes(one._raw) for one in found)
 
 
-async def test_a_stream_that_lasts_forgets_its_small_prompt() -> None:
+async def test_a_stream_that_has_begun_forgets_its_small_prompt() -> None:
     async with held_stream():
         await until(lambda: not bodies_with_the_mark())
 

@@ -13,7 +13,6 @@ pairing is over. Decides nothing that ``core/requests/pairing.py`` can decide.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from typing import Final
 
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
@@ -37,7 +36,7 @@ from pdcluster_router.requests.decode_leg import DecodeLeg
 from pdcluster_router.requests.prefill_attempts import PrefillAttempts
 from pdcluster_router.requests.record import DOING, NOT_DECODES_FAULT, UNDECIDED, Record, Verdict, is_overloaded
 from pdcluster_router.requests.relay import DecodeRefusal, Relay
-from pdcluster_router.requests.request import LARGE_BODY_BYTES, SHORT_S, BacklogShare, ClientRequest
+from pdcluster_router.requests.request import LARGE_BODY_BYTES, BacklogShare, ClientRequest
 from pdcluster_router.requests.reservation import ReservationCalls, has_pushed_kv, refusal_of
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry import metrics
@@ -72,7 +71,7 @@ class Exchange:
         """The last failure of prefill: the reason if no prefill engine is left. Kept for the next decode engine too."""
         self._prefill_failure = ""
         """Why prefill has failed for good for this decode engine; empty: it has not."""
-        self._set_timer(now, SHORT_S)
+        self._set_timer(now)
 
     def start(self) -> None:
         """Sends the request to decode. The cycle is ours until its answer is over."""
@@ -219,18 +218,19 @@ class Exchange:
             self._share.move(role)
         if phase is _DECODING:  # Decode answers and prefill is over: nothing is sent again.
             self._cycle.forget()
-            if self._cycle.num_body_bytes + len(self._request.headers) > LARGE_BODY_BYTES:
+            num_bytes = self._cycle.num_body_bytes + len(self._request.headers)
+            if num_bytes > LARGE_BODY_BYTES or self._request.body.is_stream:
                 self._forget_body()
         elif phase in TERMINAL:
             self._close()
 
     # Time.
 
-    def _set_timer(self, now: float, most_s: float = inf) -> None:
+    def _set_timer(self, now: float) -> None:
         # Capped at one prefill timeout, so that a prefill that starts meanwhile is not missed; at a quarter of the idle
         # timeout, so that no byte of an answer has to look at the clock; and at ``gone_s``, for engines that are gone.
         timeouts = self._request.timeouts
-        delay_s = min(self._pairing.deadline - now, timeouts.prefill_s, timeouts.idle_s / 4, timeouts.gone_s, most_s)
+        delay_s = min(self._pairing.deadline - now, timeouts.prefill_s, timeouts.idle_s / 4, timeouts.gone_s)
         self._timer = self._services.call_later(delay_s, self._check_deadline)
 
     def _check_deadline(self) -> None:
@@ -251,8 +251,6 @@ class Exchange:
         if not self._pairing.is_over:
             self._timer.cancel()  # A try with another decode engine has set a timer.
             self._set_timer(self._services.now())
-            if self._pairing.phase is _DECODING:
-                self._forget_body()
 
     def _look_at_engines(self, now: float) -> None:
         """Gives up calls to engines that are gone but have not hung up, or take up nothing."""

@@ -23,9 +23,7 @@ TurnsAhead: TypeAlias = tuple[Role, int, int, str]
 queue's base model; empty: the shared one."""
 LARGE_BODY_BYTES: Final = 4 << 10
 """A longer body is forgotten once it will not be sent again. That takes 1 us, and 2 us for its reservation; the scan
-of so many bytes took 5 us."""
-SHORT_S: Final = 0.5
-"""A request that takes longer forgets a small body too: with its reservation 3 KB, of a thousand streams 3 MB."""
+of so many bytes took 5 us. A stream forgets a small body too, for it may last: with its reservation 3 KB."""
 
 
 class ClientRequest(RequestFacts, frozen=True, kw_only=True):

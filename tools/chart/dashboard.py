@@ -166,7 +166,7 @@ PANELS: Final = (
     ),
     Panel(
         "Refused by a limit of a key",
-        "Requests of each API key or client of tokens with limits, by the limit. The client was told when to come back.",
+        "Requests of each API key or client of tokens with limits, by limit. The client was told when to come back.",
         "reqps",
         (
             Line(

@@ -320,7 +320,7 @@ def reservation_in(call: bytes | bytearray) -> Reservation | None:
     return _checked(reservation) if reservation.version == PARAMS_VERSION else None
 
 
-def refusal_in(reply: bytes) -> str:
+def refusal_in(reply: bytes | bytearray) -> str:
     """Why prefill did not push, from the JSON body of its answer; empty: the answer has no reason."""
     try:
         params = _REPLY.decode(reply).kv_transfer_params

@@ -276,7 +276,7 @@ class FakeEngine:
 
     async def _decode(self, seen: Seen, writer: asyncio.StreamWriter) -> bool:
         if seen.body.get("stream"):
-            writer.write(STREAM_HEAD)
+            writer.write(STREAM_HEAD + b"".join(map(chunk, self.events(seen)[: self._words(seen).num_early])))
         problem = await self._fetch_kv(seen)
         await self._pass(Gate.ANSWER)
         await asyncio.sleep(self.work_s)
@@ -346,7 +346,8 @@ class FakeEngine:
             writer.write(json_answer(500, self._words(seen).error(problem, 500)))
 
     async def _stream(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
-        for index, event in enumerate(self.events(seen)):
+        num_early = self._words(seen).num_early
+        for index, event in list(enumerate(self.events(seen)))[num_early:]:
             if index:
                 await asyncio.sleep(self.token_s)
             if index == self._words(seen).num_first:

@@ -29,7 +29,7 @@ _USAGE = {
 class ResponsesWords(OpenAIWords):
     """For one request. An answer says that it is whole if the router wants that, and it is."""
 
-    num_first = 3
+    num_first, num_early = 3, 2
     cuts_errors = True
 
     @property
@@ -80,7 +80,8 @@ class ResponsesWords(OpenAIWords):
         said = {**(self.receipt or {}), "pdcluster_is_whole": True} if is_whole and is_wanted else self.receipt
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
-            "id": f"resp_{self.answer_id}", "created_at": 1, "incomplete_details": details, "instructions": None,
+            "id": f"resp_{self.answer_id}", "created_at": 1, "incomplete_details": details,
+            "instructions": self.body.get("instructions"),
             "metadata": None, "model": "m", "object": "response", "output": [{**message, "phase": None}],
             "parallel_tool_calls": True, "temperature": 1.0, "tool_choice": "none", "tools": [], "top_p": 1.0,
             "background": False, "max_output_tokens": 9, "max_tool_calls": None, "previous_response_id": None,

@@ -24,6 +24,8 @@ class OpenAIWords:
 
     num_first: ClassVar[int] = 1
     """Events of a stream until its first token is told."""
+    num_early: ClassVar[int] = 0
+    """Events that come before the engine works."""
     cuts_errors: ClassVar[bool] = False
     """Whether a stream that goes wrong is cut, and tells no error."""
 

@@ -62,6 +62,8 @@ class ResponseLost:
     """The cause is a limit of this router, or may be the client: the loss says nothing of the engine."""
     is_untrusted: bool = False
     """There is no agreement on TLS, so the loss says nothing of the engine's core."""
+    may_be_told: bool = False
+    """A cut may be how the engine tells an error: it had begun a stream before it knew whether the request works."""
     error_number: int = 0
     """The operating system's error number if no connection could be made; 0: it named none."""
 

@@ -175,7 +175,7 @@ class Exchange:
             self._handle(Event.DECODE_FAILED)
 
     def decode_lost(self, lost: ResponseLost) -> None:
-        if self._prefill_failure and self._request.api.cuts_errors and not self._relay.num_streamed_bytes:
+        if self._prefill_failure and lost.may_be_told:
             self.refused(DecodeRefusal(500, b"", b""))
             return
         name, reason = self._decode.name, scrub(lost.reason)

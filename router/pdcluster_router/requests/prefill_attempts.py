@@ -17,7 +17,8 @@ from typing import Final, TypeAlias
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import refusal_in
 from pdcluster_router.core.apis.client_apis import ClientApi
-from pdcluster_router.core.apis.rewrite import Parts
+from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
+from pdcluster_router.core.apis.rewrite import Bytes, Parts
 from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Timeouts
@@ -35,7 +36,8 @@ _STALE_S: Final = 1.0
 """Within this time the router learns that an engine had closed the idle connection before a call reached it."""
 _MAX_REASON_BYTES: Final = 300
 _MAX_REPLY_BYTES: Final = 1 << 20
-"""One token and what surrounds it. The rest of a longer reply is dropped."""
+"""One token and what surrounds it, of an API whose answers do not repeat the request. The rest of a longer reply is
+dropped."""
 
 
 class PrefillAttempts:
@@ -149,6 +151,7 @@ class PrefillLeg:
         "_headers",
         "_is_over",
         "_is_resent",
+        "_max_reply_bytes",
         "_num_tokens",
         "_on_end",
         "_path",
@@ -165,7 +168,8 @@ class PrefillLeg:
         self._engine = engine
         self._num_tokens = num_tokens
         self._head: ResponseHead | None = None
-        self._reply = b""
+        self._reply: Bytes = b""
+        self._max_reply_bytes = MAX_ANSWER_BYTES if api.begins_early else _MAX_REPLY_BYTES
         self._is_resent = False
         self._is_over = False
         self._timer: TimerHandle | None = None
@@ -220,7 +224,11 @@ class PrefillLeg:
         self._head = head
 
     def on_body(self, body: bytes) -> None:
-        if len(self._reply) <= _MAX_REPLY_BYTES:
+        if not self._reply:
+            self._reply = body
+        elif len(self._reply) <= self._max_reply_bytes:
+            if not isinstance(self._reply, bytearray):
+                self._reply = bytearray(self._reply)
             self._reply += body
 
     def on_end(self) -> None:
@@ -236,7 +244,7 @@ class PrefillLeg:
             # Another engine may succeed, after a 4xx too: decode accepts this request.
             self._on_end(reason, Blame.PERHAPS)
 
-    def _failure_in(self, reply: bytes) -> str | None:
+    def _failure_in(self, reply: Bytes) -> str | None:
         """Why there is no KV although the status is 200; None: all is well."""
         if why := self._problem_in(reply):
             return f"{self._engine.name}: {why}"

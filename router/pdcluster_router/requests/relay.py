@@ -12,13 +12,14 @@ collected whole, and so are plain answers, if their API shows only at the end wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, Protocol
 
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.apis.openai_errors import ApiError, from_engine
+from pdcluster_router.core.apis.responses import UNPROVEN
 from pdcluster_router.core.apis.rewrite import Bytes
 from pdcluster_router.core.apis.sse import (
     MAX_FIRST_EVENT_BYTES,
@@ -233,7 +234,7 @@ class Relay:
             if passed is not body:  # An engine ends a stream after an error as if all was well.
                 self._look_for_late_error()
             return
-        if not num_before:
+        if not num_before and not (self._api.begins_early and self._is_event_stream):
             self._owner.first_byte()
         if self._held:
             self._hold(body)
@@ -254,7 +255,8 @@ class Relay:
             self._owner.decode_lost(ResponseLost(f"it answered {head.status} with an empty body"))
 
     def on_lost(self, lost: ResponseLost) -> None:
-        self._owner.decode_lost(lost)
+        has_begun_early = self._state is _HOLDING and self._api.begins_early and self._is_event_stream and self._held
+        self._owner.decode_lost(replace(lost, may_be_told=True) if has_begun_early else lost)
 
     def _last_event(self, error: ApiError) -> bytes:
         is_torn = self._watch is not None and self._watch.is_torn
@@ -280,7 +282,8 @@ class Relay:
 
     def _break_off(self, message: str) -> None:
         may_be_the_clients_word = message == self._marks.get(RECOMPUTED)
-        self._lose(ResponseLost(f"it broke off its answer: {message}", is_ours=may_be_the_clients_word))
+        is_ours = may_be_the_clients_word or message in UNPROVEN
+        self._lose(ResponseLost(f"it broke off its answer: {message}", is_ours=is_ours))
 
     def _lose(self, lost: ResponseLost) -> None:
         if self._call is not None:
@@ -329,7 +332,7 @@ class Relay:
 
     def _look_at_the_first_event(self, head: ResponseHead) -> None:
         begin, end = self._api.first_event(self._held)
-        if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES:
+        if end < 0 and len(self._held) <= (MAX_ANSWER_BYTES if self._api.begins_early else MAX_FIRST_EVENT_BYTES):
             return
         event = bytes(self._held[begin:end]) if end >= 0 else b""
         if error := error_of(event):
@@ -354,6 +357,8 @@ class Relay:
 
     def _release(self, head: ResponseHead) -> None:
         """Sends status, headers and the held bytes to the client."""
+        if self._api.begins_early and self._is_event_stream:
+            self._owner.first_byte()
         self._owner.begins()
         held, self._held = bytes(self._held), b""
         self._state = _RELAYING

@@ -49,13 +49,14 @@ class ClientApi:
     unfinished: Callable[[Bytes], str] | None
     """Says why an answer that is not streamed is not whole. None: the bytes of such an answer may go to the client as
     they come."""
-    prefill_problem: Callable[[bytes], str]
+    prefill_problem: Callable[[Bytes], str]
     """Says why prefill has failed although its answer has status 200; empty: prefill has not failed."""
     not_served: Callable[[str], ApiError] | None = None
     """The refusal of this API, with the reason of an engines' dialect whose broken answers it does not show. None: it
     shows them."""
-    cuts_errors: bool = False
-    """Whether vLLM cuts a stream that has begun where those of other APIs tell an error."""
+    begins_early: bool = False
+    """Whether vLLM begins a stream before its engine works. Its first events then repeat the request, and vLLM cuts the
+    stream where those of other APIs tell an error. Prefill's answer repeats the request too."""
     shows_broken: bool = True
     """Whether an answer that its engine gave up looks broken to its client. If not, the router must see each answer."""
     held: Callable[[int], None] | None = None
@@ -103,7 +104,7 @@ RESPONSES: Final = ClientApi(
     unfinished=responses.unfinished,
     prefill_problem=responses.unfinished,
     not_served=responses_not_served,
-    cuts_errors=True,
+    begins_early=True,
     shows_broken=False,
 )
 POOLING: Final = replace(OPENAI, parse=parse_pooling, marks=NO_MARKS, is_pooling=True)

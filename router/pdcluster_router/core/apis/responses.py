@@ -38,10 +38,19 @@ SEVERAL_TURNS: Final = (
     "it called a tool by itself and went on, and the router cannot tell whether such an answer is whole: "
     "start vLLM without --tool-server"
 )
+UNPROVEN: Final = frozenset((NOT_WHOLE, SEVERAL_TURNS))
+"""Reasons that say nothing of an engine's health."""
 _ENGINES_TOOLS: Final = frozenset(("code_interpreter", "container", "mcp", "web_search_preview"))
 """Types of tools that vLLM calls by itself, in several requests of which each would have its own prefill."""
 _NOT_STORED: Final = b'"store":false'
 _ONE_TOKEN: Final = b'"stream":false,"max_output_tokens":1'
+_NEUTRAL: Final[dict[str, bytes]] = {
+    "ec_transfer_params": b'"ec_transfer_params":null',
+    "enable_response_messages": b'"enable_response_messages":false',
+    "include": b'"include":null',
+    "top_logprobs": b'"top_logprobs":0',
+}
+"""Prefill gets these in place of the keys that the client gave: no client sees its answer."""
 
 
 class _Tool(msgspec.Struct, gc=False):
@@ -56,6 +65,9 @@ class ResponsesSaid(Said):
     previous_response_id: msgspec.Raw = ABSENT
     background: msgspec.Raw = ABSENT
     stop: msgspec.Raw = ABSENT
+    truncation: msgspec.Raw = ABSENT
+    enable_response_messages: msgspec.Raw = ABSENT
+    include: msgspec.Raw = ABSENT
     tools: list[_Tool] | None = None
 
 
@@ -66,8 +78,14 @@ class ResponsesBody(ClientBody, frozen=True):
 
     @property
     def needs_local_prefill(self) -> bool:
-        """False: each request is one sequence, and none asks for facts of its prompt."""
-        return False
+        """Whether vLLM may cut the prompt to what ``max_output_tokens`` leaves of its context (0.23): prefill's is
+        another number."""
+        return not is_neutral(self._said.truncation, (b'"disabled"',))
+
+    @property
+    def wants_decode_alone(self) -> bool:
+        """True: no request of this API is taken apart."""
+        return True
 
     @property
     def max_answer_tokens(self) -> int | None:
@@ -100,7 +118,7 @@ class ResponsesBody(ClientBody, frozen=True):
         return given if memoryview(given)[:1] == begin else ABSENT
 
     def _one_token(self) -> list[bytes]:
-        ours = [b'"ec_transfer_params":null'] if self._said.ec_transfer_params is not ABSENT else []
+        ours = [text for key, text in _NEUTRAL.items() if getattr(self._said, key) is not ABSENT]
         return [*ours, _ONE_TOKEN]
 
     def _followed_by(self, ours: list[bytes]) -> Parts:
@@ -159,7 +177,7 @@ def _not_served(said: ResponsesSaid) -> Iterable[str]:
         yield "previous_response_id is set, and no response is stored here: send the whole conversation as input"
     if not is_neutral(said.background, (b"false",)):
         yield "background is set, and no response is stored here: leave it out, and stream a long answer"
-    if not is_neutral(said.stop, (b"[]",)):
+    if not is_neutral(said.stop, (b"[]", b'""')):
         yield "stop is set, and vLLM does not say of such an answer that it is whole: use /v1/chat/completions"
     for tool in said.tools or ():
         if tool.type in _ENGINES_TOOLS:

@@ -40,9 +40,9 @@ def first_event(stream: Bytes) -> tuple[int, int]:
     for name in _EARLY:
         if not stream.startswith(name, begin):
             break
-        if (length := first_event_end(stream[begin:])) < 0:
+        if (end := stream.find(_END, begin)) < 0:
             return begin, -1
-        begin += length
+        begin = end + len(_END)
     length = first_event_end(stream[begin:])
     return begin, (begin + length if length >= 0 else -1)
 
@@ -70,10 +70,6 @@ class ResponsesWatch(ErrorWatch):
         self._problem = ""
 
     @property
-    def is_between_events(self) -> bool:
-        return self._last is None and super().is_between_events
-
-    @property
     def is_torn(self) -> bool:
         return self._num_passed > 0 if self._last is not None else super().is_torn
 
@@ -85,9 +81,10 @@ class ResponsesWatch(ErrorWatch):
         if self._last is not None:
             return self._grown(passed)
         seen = before + passed
-        begin = max(map(seen.find, _LAST)) + 1
-        if not begin:
+        found = [at for at in map(seen.find, _LAST) if at >= 0]
+        if not found:
             return passed
+        begin = min(found) + 1
         self._last, self._num_passed = bytearray(), max(0, len(before) - begin)
         return passed[: max(0, begin - len(before))] + self._grown(seen[begin:])
 

@@ -69,7 +69,7 @@ class TokenCheck:
             return
         before, keys = self._keys, KeySet(document)
         self._keys, self._document, self.read_at = keys, document, self._unix_now()
-        if keys.too_large:
+        if keys.too_large and (before is None or set(keys.too_large) != set(before.too_large)):
             logger.warning(_TOO_LARGE, len(keys.too_large), keys.too_large[0], MAX_RSA_BITS)
         if before is not None and keys.has_those_of(before):
             return  # In another order, or with other members: each known token stays good.

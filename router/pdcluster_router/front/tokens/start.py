@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
+import stat
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from pdcluster_protocol.errors import ConfigError
 from pdcluster_router.core.clients.tokens.claims import TokenRules
+from pdcluster_router.core.clients.tokens.jwks import MAX_DOCUMENT_BYTES
 from pdcluster_router.files.reading import read_file
 from pdcluster_router.files.watch import FileWatch
 from pdcluster_router.processes.siblings import write_whole
@@ -104,7 +107,7 @@ async def running_key_server(
 def _recall(check: TokenCheck, kept: Path) -> None:
     """Takes the keys that another process has kept, if there are any, with the time at which that one read them."""
     try:
-        read_at, document = kept.stat().st_mtime, kept.read_bytes()
+        read_at, document = _own_file(kept)
         check.take(document)
     except FileNotFoundError:
         return
@@ -112,6 +115,22 @@ def _recall(check: TokenCheck, kept: Path) -> None:
         logger.warning("token keys of another process not taken reason=%s", error)
         return
     check.read_at = read_at
+
+
+def _own_file(path: Path) -> tuple[float, bytes]:
+    """When it was written (Unix seconds), and what it holds. Keys decide who is let in: another user's are not taken.
+
+    Raises:
+        OSError: It cannot be read, is a link, or this user does not own it and its folder alone.
+    """
+    folder = path.parent.lstat()
+    if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
+        raise PermissionError(f"{path.parent} is not this user's alone")
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        told = os.fstat(file.fileno())
+        if told.st_uid != os.geteuid() or not stat.S_ISREG(told.st_mode):
+            raise PermissionError(f"{path} is not this user's own file")
+        return told.st_mtime, file.read(MAX_DOCUMENT_BYTES + 1)
 
 
 def _take_and_keep(check: TokenCheck, kept: Path, document: bytes) -> None:

@@ -93,9 +93,11 @@ def _too_large(told: object) -> str:
     """The name and the bits of an RSA key that is too large; empty: it is no such key."""
     if not isinstance(told, dict) or not _is_for_signatures(told) or told.get("kty") != "RSA":
         return ""
-    number, key_id = told.get("n"), told.get("kid")
+    number, key_id, algorithm = told.get("n"), told.get("kid"), told.get("alg", "RS256")
     num_bits = _bits_of(number) if isinstance(number, str) else 0
-    return f"kid={safe(str(key_id))} bits={num_bits}" if num_bits > MAX_RSA_BITS else ""
+    if num_bits <= MAX_RSA_BITS or not isinstance(algorithm, str) or algorithm not in _RSA:
+        return ""
+    return f"kid={safe(key_id) if isinstance(key_id, str) else 'none'} bits={num_bits}"
 
 
 def _key_in(told: object) -> PublicJwk | None:

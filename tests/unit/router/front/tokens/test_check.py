@@ -237,6 +237,27 @@ def test_a_key_with_another_name_algorithm_or_number_is_another_key(change: dict
     assert changes == [1]
 
 
+def test_each_good_look_at_the_keys_renews_their_age_and_no_other_does() -> None:
+    checked, other = Checked(), signing_key("second")
+    for document in (key_set(signing_key(), other), key_set(signing_key(), other), key_set(other, signing_key())):
+        checked.now += 70
+        assert checked.check.age_s() == 70
+        checked.check.take(document)
+        assert checked.check.age_s() == 0
+    checked.now += 70
+    with pytest.raises(ConfigError):
+        checked.check.take(b"<html>")
+    assert checked.check.age_s() == 70
+
+
+def test_the_same_large_keys_in_another_order_are_not_named_again(caplog: pytest.LogCaptureFixture) -> None:
+    large = signing_key("k", "RS256").jwk(kid="large", n=urlsafe_b64encode(b"\xff" * 1024).decode().rstrip("="))
+    checked = Checked()
+    for keys in ([large, signing_key().jwk()], [signing_key().jwk(), large]):
+        checked.check.take(json.dumps({"keys": keys}).encode())
+    assert len(caplog.records) == 1
+
+
 def test_one_line_says_which_keys_are_too_large(caplog: pytest.LogCaptureFixture) -> None:
     large = signing_key("k", "RS256").jwk(kid="large", n=urlsafe_b64encode(b"\xff" * 1024).decode().rstrip("="))
     document = json.dumps({"keys": [large, signing_key().jwk()]}).encode()

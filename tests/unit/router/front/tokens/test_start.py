@@ -46,6 +46,22 @@ def test_the_first_process_has_nothing_to_take(tmp_path: Path, caplog: pytest.Lo
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("is_link", [True, False])
+def test_keys_that_another_user_may_have_put_there_are_not_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_link: bool
+) -> None:
+    folder, check = tmp_path / "folder", new_check()
+    folder.mkdir()
+    _take_and_keep(new_check(), folder / "kept", DOCUMENT)
+    if is_link:
+        (folder / "link").symlink_to(folder / "kept")
+    else:
+        folder.chmod(0o777)
+    _recall(check, folder / ("link" if is_link else "kept"))
+    assert check.problem
+    assert "token keys of another process not taken reason=" in caplog.text
+
+
 @pytest.mark.parametrize("is_folder", [True, False])
 def test_a_file_that_cannot_be_used_is_told_and_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_folder: bool

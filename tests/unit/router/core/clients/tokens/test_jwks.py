@@ -77,7 +77,7 @@ def test_a_small_rsa_key_is_left_out(bits: int) -> None:
 def test_a_large_rsa_key_is_left_out_and_named() -> None:
     found = keys_in(document_of(rsa_jwk(4096, kid="fits"), rsa_jwk(4097), rsa_jwk(8192, kid=None), rsa_jwk(1024)))
     assert [key.key_id for key in found.keys] == ["fits"]
-    assert found.too_large == ("kid=large bits=4097", "kid=None bits=8192")
+    assert found.too_large == ("kid=large bits=4097", "kid=none bits=8192")
 
 
 def test_a_key_set_of_nothing_else_says_which_key_is_too_large() -> None:
@@ -85,7 +85,17 @@ def test_a_key_set_of_nothing_else_says_which_key_is_too_large() -> None:
         keys_in(document_of(rsa_jwk(8192)))
 
 
-@pytest.mark.parametrize("changes", [{"use": "enc"}, {"n": 5}, {"n": "!"}, {"kty": "oct"}])
+def test_the_name_of_a_large_key_may_be_anything() -> None:
+    deep: list[object] = []
+    for _ in range(900):
+        deep = [deep]
+    found = keys_in(document_of(rsa_jwk(8192, kid=deep), signing_key().jwk()))
+    assert found.too_large == ("kid=none bits=8192",)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"use": "enc"}, {"n": 5}, {"n": "!"}, {"kty": "oct"}, {"alg": "RSA-OAEP-256"}, {"alg": 7}]
+)
 def test_a_key_that_signs_nothing_is_not_called_too_large(changes: dict[str, object]) -> None:
     assert keys_in(document_of(rsa_jwk(8192, **changes), signing_key().jwk())).too_large == ()
 

@@ -216,6 +216,50 @@ async def test_a_prefill_that_fails_for_good_is_one_error(rig: Rig, body: dict[s
     assert len(rig.decode.seen) == 1
 
 
+@pytest.mark.parametrize("num_bytes", [140_000, 300_000, 3_000_000])
+@BOTH
+async def test_what_engines_repeat_of_a_request_may_be_long(body: dict[str, Any], num_bytes: int) -> None:
+    """The first events of a stream, and prefill's answer, have the client's instructions in them."""
+    async with running_rig() as rig:
+        got = await ask(rig, {**body, "instructions": "x" * num_bytes})
+        assert (got.status, got.is_whole) == (200, True)
+        assert (len(rig.prefill.seen), rig.decode.seen[0].num_received > 0) == (1, True)
+        assert await rig.failures() == {}
+
+
+async def test_a_plain_request_is_tried_elsewhere_also_after_prefill_has_failed() -> None:
+    """vLLM tells the error of a plain request: a cut is a death."""
+    async with running_rig(num_decode=2, max_prefill_attempts=1, on_prefill_failure="recompute") as rig:
+        rig.prefill.fault = Fault.ERROR_500
+        for decode in rig.decodes:
+            decode.fault = Fault.RECOMPUTE
+            decode.close_gate(Gate.ANSWER)
+        asked = asyncio.create_task(ask(rig))
+        await until(lambda: any(decode.seen and decode.seen[0].outcome for decode in rig.decodes))
+        first, second = sorted(rig.decodes, key=lambda decode: not decode.seen)
+        second.open_gate(Gate.ANSWER)
+        first.hang_up_on_all()
+        got = await asked
+        assert (got.status, got.is_whole) == (200, True)
+        assert len(second.seen) == 1
+
+
+async def test_an_answer_that_does_not_say_that_it_is_whole_tells_nothing_of_an_engines_health() -> None:
+    async with running_rig() as rig:
+        rig.decode.fault = Fault.GIVE_UP
+        for _ in range(8):
+            assert (await ask(rig)).status == 502
+        assert await rig.metric('pdcluster_router_engine_ejections_total{role="decode"}') == 0
+
+
+async def test_the_first_byte_of_a_stream_is_not_what_vllm_writes_before_it_begins(tmp_path: Path) -> None:
+    async with running_rig(trace_file=tmp_path / "trace") as rig:
+        rig.prefill.work_s = 0.3
+        assert (await ask(rig, STREAM)).is_whole
+    told = json.loads((tmp_path / "trace").read_text())
+    assert told["first_byte_at"] - told["received_at"] >= 0.3
+
+
 async def test_decode_is_not_blamed_for_the_cut_of_a_stream_whose_prefill_has_failed() -> None:
     """That is how vLLM tells an error here."""
     async with running_rig(num_decode=2, max_prefill_attempts=1) as rig:

@@ -78,6 +78,31 @@ def test_another_dialects_parameters_stay_as_they_are() -> None:
     assert decode_body(b'{"a":1}')["kv_transfer_params"] == {"a": 1}
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, {"include": None, "top_logprobs": 0}),
+        ({"enable_response_messages": True}, {"enable_response_messages": False}),
+    ],
+)
+def test_prefills_answer_has_nothing_that_only_the_clients_needs(
+    fields: dict[str, object], told: dict[str, object]
+) -> None:
+    assert prefill_body(**fields).items() >= told.items()
+    assert decode_body(PARAMS, **fields).items() >= fields.items()
+
+
+@pytest.mark.parametrize("value", ["auto", "AUTO", 7])
+def test_decode_itself_prefills_a_prompt_that_vllm_may_cut(value: object) -> None:
+    body = parse_responses(raw_of(truncation=value))
+    assert (body.needs_local_prefill, body.wants_decode_alone) == (True, True)
+
+
+@pytest.mark.parametrize("value", ["disabled", None])
+def test_a_prompt_that_stays_whole_is_pushed(value: object) -> None:
+    assert not parse_responses(raw_of(truncation=value)).needs_local_prefill
+
+
 def test_what_the_router_must_know_of_a_request() -> None:
     body = parse_responses(raw_of(stream="true", prompt_cache_key="k", n=3))
     assert (body.is_stream, body.needs_local_prefill, body.max_answer_tokens, body.model) == (True, False, 9, "m")
@@ -104,6 +129,7 @@ def test_an_image_counts_by_the_piece() -> None:
         {"background": False},
         {"stop": None},
         {"stop": []},
+        {"stop": ""},
         {"tools": None},
         {"tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}, {"type": "web_search"}]},
     ],
@@ -216,6 +242,13 @@ def test_the_last_event_of_a_stream_that_its_engine_gave_up_is_held_back_however
     assert LAST_LINE.startswith(passed[len(BEGUN) :])
     assert passed != BEGUN + LAST_LINE
     assert watch.is_torn is (passed != BEGUN)
+
+
+def test_the_last_event_of_several_turns_is_held_back() -> None:
+    last = with_turns(WORDS.events()[-1], 2)
+    watch, passed = fed(BEGUN + last, 99)
+    assert (watch.message(), passed) == (SEVERAL_TURNS, BEGUN)
+    assert gives_up(last) == SEVERAL_TURNS
 
 
 @pytest.mark.parametrize("size", [*range(1, 80), len(LATE)])

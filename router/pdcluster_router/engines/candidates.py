@@ -111,20 +111,24 @@ class Candidates:
         if self._heir_of is not None:
             heir = self._heir_of(request.body.alias_of or request.body.model)
             return heir.candidates.place_unpaired(request, tried) if heir is not None else None
-        unpaired = self._unpaired = self._unpaired or self._sort_unpaired()
+        unpaired = self._sorted_unpaired()
         if tried or unpaired.choose is None:
             return self._choose_other(request, unpaired.tiers, tried)
         return unpaired.choose(request, now=self._now(), chance=random.random)
 
     def other_decode(self, tried: Collection[Engine]) -> Engine | None:
         """The decode engine with the least to do of the best tier that is left; None: all are ``tried``. For calls
-        without KV."""
+        without KV: where no decode engine has a pair, for any decode engine."""
         now = self._now()
-        return min(left_of(self.decode_tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
+        tiers = self.decode_tiers or self._sorted_unpaired().tiers
+        return min(left_of(tiers, tried), key=lambda engine: engine.load.tokens(now=now), default=None)
 
-    def _sort_unpaired(self) -> _Unpaired:
-        tiers = unpaired_tiers(self._engines)
-        return _Unpaired(tiers, self.policy(tiers[0], self._tallies[Role.DECODE]) if tiers else None)
+    def _sorted_unpaired(self) -> _Unpaired:
+        if self._unpaired is None:
+            tiers = unpaired_tiers(self._engines)
+            choose = self.policy(tiers[0], self._tallies[Role.DECODE]) if tiers else None
+            self._unpaired = _Unpaired(tiers, choose)
+        return self._unpaired
 
     def _choose_other(self, request: RequestFacts, tiers: Tiers, tried: Collection[Engine]) -> Engine | None:
         engines = proven(left_of(tiers, tried))

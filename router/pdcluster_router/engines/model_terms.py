@@ -127,9 +127,10 @@ class ModelTerms:
         return len(lists_that_differ(self._roster.all_engines())) > 1
 
     def candidates(self, name: str) -> Candidates | None:
-        """The engines for a question about this model; None: no engine serves it."""
+        """The engines for a question about this model; None: no engine serves it. A question needs no prefill engine,
+        but without a name it is for a model that has a pair."""
         engines = self._roster.all_engines()
-        group = group_for(self.aliases.get(name, name), engines)
+        group = (group_unpaired if name else group_for)(self.aliases.get(name, name), engines)
         if group is None and self._refuses_unknown:
             return None
         return self._roster.candidates_of(tuple(engines) if group is None else group.engines)
@@ -155,16 +156,28 @@ def size_queues(admissions: ModelAdmissions[Any], roster: Roster) -> None:
     names = base_names(engines, admissions.models)
     models = models_of_decodes(engines, names)
     wanted = admissions.models | (models if len(models) > 1 else frozenset())
-    num_all = {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: roster.num_usable_decodes}
+    num_decodes = roster.num_usable_decodes or _first_of(unpaired_tiers(engines))
+    num_all = {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: num_decodes}
     admissions.set_engines(
         names, num_all, {model: _num_usable(engines_of_base(model, names, engines)) for model in wanted}
     )
 
 
 def _num_usable(engines: Sequence[Engine]) -> dict[Role, int]:
-    """The engines among these that new requests are placed among."""
-    tiers = decode_tiers(engines) or unpaired_tiers(engines)
-    return {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: len(tiers[0]) if tiers else 0}
+    """The engines among these, which are those of one model, that new requests are placed among.
+
+    If no decode engine of a pair has told that it serves the model, those that have told it serve it alone.
+    """
+    paired = decode_tiers(engines)
+    num_decodes = _first_of(paired)
+    if not paired or all(engine.listing is None for engine in paired[0]):
+        num_decodes = _first_of(unpaired_tiers([one for one in engines if one.listing is not None])) or num_decodes
+    return {Role.PREFILL: len(usable_prefills(engines)), Role.DECODE: num_decodes}
+
+
+def _first_of(tiers: Sequence[Sequence[Engine]]) -> int:
+    """How many engines the first tier has."""
+    return len(tiers[0]) if tiers else 0
 
 
 def _adapter_number(name: str, group: ModelGroup[Engine]) -> int | None:

@@ -60,8 +60,14 @@ def group_for(name: str, engines: Sequence[E]) -> ModelGroup[E] | None:
 
 def group_unpaired(name: str, engines: Sequence[E]) -> ModelGroup[E] | None:
     """As ``group_for``, for a request that needs no prefill engine. One that names no model is for the first model that
-    decode engines alone serve, if they serve one."""
-    return group_for(name or _unpaired_base(engines), engines)
+    decode engines alone serve, if they serve one. Engines without a list are left out while a healthy one has told that
+    it serves the model."""
+    name = name or _unpaired_base(engines)
+    if not _is_served(name, engines):
+        return group_for(name, engines)
+    telling = [engine for engine in engines if engine.listing is not None]
+    group = group_for(name, telling)
+    return msgspec.structs.replace(group, is_whole=group.is_whole and len(telling) == len(engines)) if group else None
 
 
 def group_again(name: str, then: Sequence[Listing], engines: Sequence[E]) -> ModelGroup[E] | None:
@@ -176,12 +182,24 @@ def _group_of_default(present: list[E], listings: list[Listing]) -> ModelGroup[E
 
 
 def _unpaired_base(engines: Sequence[SaysModels]) -> str:
-    """The first base model of a decode engine that no prefill engine lists; empty: there is none."""
+    """The first base model of a decode engine that no prefill engine lists; empty: there is none.
+
+    A prefill engine without a list may serve what the decode engines of its revision do: theirs come last.
+    """
     present = [engine for engine in engines if engine.state is not EngineState.LEAVING]
-    paired = _listings_of([engine for engine in present if engine.role is Role.PREFILL])
-    alone = _listings_of([engine for engine in present if engine.role is Role.DECODE])
+    prefills = [engine for engine in present if engine.role is Role.PREFILL]
+    doubtful = {engine.revision for engine in prefills if engine.listing is None}
+    decodes = [engine for engine in present if engine.role is Role.DECODE]
+    alone = _listings_of(sorted(decodes, key=lambda engine: engine.revision in doubtful))
+    paired = _listings_of(prefills)
     names = [one.bases[0] for one in alone]
     return next((name for name in names if all(listing.get(name) is None for listing in paired)), "")
+
+
+def _is_served(name: str, engines: Sequence[SaysModels]) -> bool:
+    """Whether a decode engine that may get requests now says that it serves ``name``."""
+    serving = [one for one in engines if one.state is EngineState.SERVING and one.is_healthy]
+    return bool(name) and is_listed(name, [engine for engine in serving if engine.role is Role.DECODE])
 
 
 def _group_of_silent(present: list[E]) -> ModelGroup[E] | None:

@@ -47,7 +47,7 @@ class Pool:
         self.admissions: ModelAdmissions[str] = ModelAdmissions(
             lambda: Admission(engine_tokens=100, max_queued=3, queue_s=30.0)
         )
-        terms = Terms(
+        terms = self.shared_terms = Terms(
             self.roster.place_decode, self.roster.place_prefill, Retries(3, 3, recomputes=True), self.admissions.shared
         )
         self.terms = ModelTerms(self.roster, terms, self.admissions, refuses_unknown=True, aliases=ALIASES)
@@ -58,9 +58,9 @@ class Pool:
             self.terms.forget()
             size_queues(self.admissions, self.roster)
 
-    def add(self, role: Role, said: bytes) -> Engine:
-        """A healthy engine of this role, which has said this."""
-        self.members.append(Member(f"http://127.0.0.1:{len(self.members) + 1}", role))
+    def add(self, role: Role, said: bytes, revision: str = "") -> Engine:
+        """A healthy engine of this role and revision, which has said this."""
+        self.members.append(Member(f"http://127.0.0.1:{len(self.members) + 1}", role, revision=revision))
         self.roster.update(self.members)
         engine = self.roster.engines[role][-1]
         engine.found(Sign.WELL, most_s=1.0)
@@ -73,7 +73,7 @@ class Pool:
 
 
 @asynccontextmanager
-async def pool_of(*said: tuple[Role, bytes]) -> AsyncIterator[tuple[Pool, list[Engine]]]:
+async def pool_of(*said: tuple[Role, bytes] | tuple[Role, bytes, str]) -> AsyncIterator[tuple[Pool, list[Engine]]]:
     pool = Pool()
     yield pool, [pool.add(*one) for one in said]
     await pool.roster.close()
@@ -260,3 +260,54 @@ async def test_an_alias_of_a_pooling_model_is_kept_apart_from_the_same_name_else
         assert (pool.terms.unpaired, pool.terms.known) == ({b'"fast"': pooled}, {b'"fast"': paired})
         pool.terms.forget()
         assert not pool.terms.unpaired
+
+
+async def test_an_engine_without_a_list_is_neither_asked_nor_counted_for_a_pooling_model_that_others_have_told() -> (
+    None
+):
+    silent = (PREFILL, SILENCE, "b"), (DECODE, SILENCE, "b")
+    said = (PREFILL, OLD, "a"), (DECODE, OLD, "a"), *silent, *[(DECODE, E5, "c")] * 8
+    async with pool_of(*said) as (pool, (_, decode, _, _, *alone)):
+        assert Asked(pool, "e5", is_pooling=True).decodes == set(alone)
+        own = pool.admissions.find("e5")
+        assert own is not None
+        assert [own[DECODE].enter(50) for _ in range(17)] == [True] * 16 + [False]
+        paired = pool.admissions.find("llama")
+        assert paired is not None
+        assert [paired[DECODE].enter(50) for _ in range(3)] == [True, True, False]
+        assert Asked(pool, "llama", is_pooling=True).decodes == {decode}
+
+
+async def test_a_pool_of_pooling_engines_alone_has_the_room_of_all() -> None:
+    async with pool_of(*[(DECODE, E5)] * 3) as (pool, engines):
+        assert Asked(pool, "e5", is_pooling=True).decodes == set(engines)
+        assert [pool.admissions.shared[DECODE].enter(50) for _ in range(7)] == [True] * 6 + [False]
+
+
+async def test_a_question_about_a_pooling_model_goes_to_its_engines() -> None:
+    said = (PREFILL, OLD, "a"), (DECODE, OLD, "a"), (PREFILL, SILENCE, "b"), (DECODE, SILENCE, "b"), (DECODE, E5, "c")
+    async with pool_of(*said) as (pool, (_, decode, _, _, alone)):
+        found = pool.terms.candidates("e5")
+        assert found is not None
+        assert (found.other_decode(()), found.other_decode((alone,))) == (alone, None)
+        of_pair = pool.terms.candidates("llama")
+        assert of_pair is not None
+        assert of_pair.other_decode(()) is decode
+
+
+async def test_a_question_that_names_no_model_goes_to_an_engine_that_has_a_pair() -> None:
+    async with pool_of((DECODE, E5), (PREFILL, OLD), (DECODE, OLD)) as (pool, (_, _, decode)):
+        assert pool.roster.whole.other_decode(()) in pool.roster.engines[DECODE]
+        found = pool.terms.candidates("")
+        assert found is not None
+        assert found.other_decode(()) is decode
+
+
+async def test_a_pooling_request_for_a_model_that_no_engine_lists_may_come_to_a_revision_without_a_pair() -> None:
+    async with pool_of((PREFILL, OLD, "a"), (DECODE, OLD, "a"), (DECODE, E5, "c")) as (pool, (_, decode, alone)):
+        pool.terms.apply_settings(pool.shared_terms, refuses_unknown=False, aliases={}, now_unix_s=0.0)
+        body = parse_pooling(b'{"model":"mistral"}')
+        terms, request = pool.terms.find(body), RequestFacts(b"/v1/embeddings", b"", body, "")
+        assert terms is not None
+        assert {terms.place_decode(request, tried) for tried in ((alone,), (decode,))} == {alone, decode}
+        assert not terms.has_prefill

@@ -217,3 +217,43 @@ def test_a_model_that_pairs_serve_is_served_to_pooling_requests_too() -> None:
     assert group is not None
     assert group.engines == tuple(engines[:2])
     assert group_unpaired("mistral", engines) is None
+
+
+@pytest.mark.parametrize("others", [pair(LLAMA), []], ids=["beside a pair", "the only list"])
+def test_an_engine_without_a_list_gets_no_pooling_request_for_a_model_that_another_one_has_told(
+    others: list[Stub],
+) -> None:
+    told, silent = Stub(DECODE, E5, revision="e"), Stub(DECODE, None, revision="new")
+    group = group_unpaired("e5", [*others, told, silent])
+    assert group is not None
+    assert [one for one in group.engines if one.role is DECODE and one.listing is not LLAMA] == [told]
+    assert not group.is_whole
+    told.is_healthy = False
+    left = group_unpaired("e5", [*others, told, silent])
+    assert left is not None
+    assert silent in left.engines, "it may serve the model, and no other engine can"
+
+
+def test_a_pooling_request_without_a_name_is_for_no_model_that_a_prefill_engine_without_a_list_may_serve() -> None:
+    prefill, decode = Stub(PREFILL, None), Stub(DECODE, LLAMA)
+    alone = Stub(DECODE, E5, revision="e")
+    group = group_unpaired("", [prefill, decode, alone])
+    assert group is not None
+    assert alone in group.engines
+    assert decode not in group.engines
+    only = group_unpaired("", [prefill, decode])
+    assert only is not None
+    assert decode in only.engines, "no other one is left"
+
+
+def test_a_pooling_request_without_a_name_is_for_no_model_of_an_engine_that_leaves() -> None:
+    gone, alone = Stub(DECODE, QWEN, EngineState.LEAVING), Stub(DECODE, E5)
+    group = group_unpaired("", [gone, *pair(LLAMA), alone])
+    assert group is not None
+    assert group.engines == (alone,)
+
+
+def test_a_prefill_engine_that_leaves_serves_no_model() -> None:
+    group = group_unpaired("", [Stub(PREFILL, E5, EngineState.LEAVING), *pair(LLAMA), Stub(DECODE, E5)])
+    assert group is not None
+    assert [one.listing for one in group.engines] == [E5]

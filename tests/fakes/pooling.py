@@ -10,9 +10,9 @@ from typing import Any
 
 from fakes.reservations import PROMPT_TOKENS
 from fakes.words import OpenAIWords
-from pdcluster_router.core.apis.pooling import POOLING_PATHS
+from pdcluster_router.core.apis.pooling import POOLING_PATHS, SCORING_PATHS
 
-PATHS = tuple(path.decode() for path in POOLING_PATHS)
+PATHS = tuple(path.decode() for path in (*POOLING_PATHS, *SCORING_PATHS))
 _USAGE = {"prompt_tokens": PROMPT_TOKENS, "total_tokens": PROMPT_TOKENS, "completion_tokens": 0}
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from pdcluster_router.core.apis import anthropic_errors, messages, responses, responses_stream
 from pdcluster_router.core.apis.openai_errors import ApiError, messages_not_served, responses_not_served
-from pdcluster_router.core.apis.pooling import POOLING_PATHS, parse_pooling
+from pdcluster_router.core.apis.pooling import POOLING_PATHS, SCORING_PATHS, PoolingWatch, parse_pooling, parse_scoring
 from pdcluster_router.core.apis.rewrite import Bytes, ClientBody, parse_body
 from pdcluster_router.core.apis.sse import (
     NO_MARKS,
@@ -107,7 +107,14 @@ RESPONSES: Final = ClientApi(
     begins_early=True,
     shows_broken=False,
 )
-POOLING: Final = replace(OPENAI, parse=parse_pooling, marks=NO_MARKS, is_pooling=True)
+POOLING: Final = replace(
+    OPENAI,
+    parse=parse_pooling,
+    watch=PoolingWatch,
+    marks=NO_MARKS,
+    is_pooling=True,
+)
+SCORING: Final = replace(POOLING, parse=parse_scoring)
 
 MESSAGES_PATH: Final = b"/v1/messages"
 RESPONSES_PATH: Final = b"/v1/responses"
@@ -117,6 +124,7 @@ API_OF: Final = {
     MESSAGES_PATH: MESSAGES,
     RESPONSES_PATH: RESPONSES,
     **dict.fromkeys(POOLING_PATHS, POOLING),
+    **dict.fromkeys(SCORING_PATHS, SCORING),
 }
 REQUEST_PATHS: Final = frozenset(API_OF)
 """A POST to one of these paths is served by a prefill and a decode engine, or by a decode engine alone."""

@@ -16,19 +16,24 @@ import msgspec
 
 from pdcluster_protocol.params import DecodeParams
 from pdcluster_router.core.apis.estimate import estimate_prompt_tokens
-from pdcluster_router.core.apis.rewrite import Bytes, ClientBody, Parts, Said, scanned
+from pdcluster_router.core.apis.rewrite import ABSENT, Bytes, ClientBody, Parts, Said, scanned
+from pdcluster_router.core.apis.sse import KEPT_BYTES, ErrorWatch
 
 POOLING_PATHS: Final = (
     b"/v1/embeddings",
     b"/v2/embed",
+    b"/classify",
+    b"/pooling",
+)
+SCORING_PATHS: Final = (
     b"/score",
     b"/v1/score",
     b"/rerank",
     b"/v1/rerank",
     b"/v2/rerank",
-    b"/classify",
-    b"/pooling",
 )
+_MOST_COUNTED: Final = 10_000
+"""A list with more commas is not taken apart to count its elements: 8 MiB of them would cost a second and 300 MB."""
 
 
 class PoolingBody(ClientBody, frozen=True):
@@ -62,8 +67,77 @@ def parse_pooling(raw: Bytes) -> PoolingBody:
         BadBody: It is not a JSON object, or its ``vllm_xargs`` names transfer parameters.
     """
     begin, said = scanned(raw, _SAID)
-    only_model, num_tokens = Said(model=said.model), estimate_prompt_tokens(raw)
-    return PoolingBody(raw, begin, raw.rindex(b"}"), only_model, False, num_tokens, said.model, b"")
+    return _body_of(raw, begin, said, estimate_prompt_tokens(raw))
+
+
+def parse_scoring(raw: Bytes) -> PoolingBody:
+    """As ``parse_pooling``, for a score or a rank. A cross-encoder computes the one text again beside each of the
+    others, so that text counts as often.
+
+    A query of 10 tokens and 3 documents of 100 each: 3 * 10 + 300. Models that compute each text by itself cost less.
+
+    Raises:
+        BadBody: As ``parse_pooling``.
+    """
+    begin, said = scanned(raw, _SAID_SCORING)
+    again = max(_tokens_again(getattr(said, one), getattr(said, others)) for one, others in _SCORED)
+    return _body_of(raw, begin, said, estimate_prompt_tokens(raw) + again)
+
+
+class SaidScoring(Said):
+    """The keys of texts that are scored: vLLM 0.32 ``entrypoints/pooling/scoring/protocol.py``."""
+
+    query: msgspec.Raw = ABSENT
+    queries: msgspec.Raw = ABSENT
+    documents: msgspec.Raw = ABSENT
+    items: msgspec.Raw = ABSENT
+    text_1: msgspec.Raw = ABSENT
+    text_2: msgspec.Raw = ABSENT
+    data_1: msgspec.Raw = ABSENT
+    data_2: msgspec.Raw = ABSENT
+
+
+class PoolingWatch(ErrorWatch):
+    """Passes all bytes on: no bytes mark the answer of a pooling model as given up, and it may be binary."""
+
+    __slots__ = ()
+
+    def feed(self, chunk: bytes) -> bytes:
+        self.end += chunk[-KEPT_BYTES:]
+        del self.end[:-KEPT_BYTES]
+        return chunk
+
+
+def _body_of(raw: Bytes, begin: int, said: Said, num_tokens: int) -> PoolingBody:
+    return PoolingBody(raw, begin, raw.rindex(b"}"), Said(model=said.model), False, num_tokens, said.model, b"")
+
+
+def _tokens_again(one: msgspec.Raw, others: msgspec.Raw) -> int:
+    """The tokens of ``one`` for each of ``others`` but the first. Two lists of one length are scored text by text."""
+    if one is ABSENT or others is ABSENT:
+        return 0
+    text = bytes(one)
+    return 0 if _num_texts(text) > 1 else (_num_texts(bytes(others)) - 1) * estimate_prompt_tokens(text)
+
+
+def _num_texts(texts: bytes) -> int:
+    """How many texts a value has, at least 1. Of a very long list, its strings are counted."""
+    if not texts.startswith(b"["):
+        return 1
+    if texts.count(b",") <= _MOST_COUNTED:
+        return len(_LIST.decode(texts)) or 1
+    plain = texts.replace(rb"\\", b"")  # What is left before a quote escapes it.
+    return (plain.count(b'"') - plain.count(rb"\"")) // 2 or 1
 
 
 _SAID: Final = msgspec.json.Decoder(Said)
+_SAID_SCORING: Final = msgspec.json.Decoder(SaidScoring)
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_SCORED: Final = (
+    ("query", "documents"),
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+)
+"""The keys that vLLM takes together: a text that is scored, and the texts that it is scored with."""

@@ -8,9 +8,10 @@ import pytest
 
 from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.params import DecodeParams
-from pdcluster_router.core.apis.client_apis import API_OF, OPENAI, POOLING, api_of
-from pdcluster_router.core.apis.pooling import POOLING_PATHS, parse_pooling
+from pdcluster_router.core.apis.client_apis import API_OF, OPENAI, POOLING, SCORING, ClientApi, api_of
+from pdcluster_router.core.apis.pooling import POOLING_PATHS, SCORING_PATHS, parse_pooling, parse_scoring
 from pdcluster_router.core.apis.rewrite import BadBody
+from pdcluster_router.core.apis.sse import KEPT_BYTES
 
 ODD = b'{ "input" : ["\\u00e9 }", 7], "model":"e5" , "stream":true,"n":4,"prompt":["a","b"],"kv_transfer_params":{} }'
 PARAMS = DecodeParams(metaserver="http://r/v1/metaserver", transfer_id=TransferId("t"), deadline_ms=9)
@@ -49,11 +50,80 @@ def test_a_body_that_is_no_object_or_names_parameters_of_ours_is_refused(raw: by
 
 def test_its_paths_are_hot_and_their_errors_have_openais_shape() -> None:
     assert all(API_OF[path] is POOLING for path in POOLING_PATHS)
-    assert (POOLING.is_pooling, OPENAI.is_pooling) == (True, False)
-    assert all(api_of(path).error_body is POOLING.error_body for path in POOLING_PATHS)
+    assert all(API_OF[path] is SCORING for path in SCORING_PATHS)
+    assert (POOLING.is_pooling, SCORING.is_pooling, OPENAI.is_pooling) == (True, True, False)
+    assert all(api_of(path).error_body is POOLING.error_body for path in (*POOLING_PATHS, *SCORING_PATHS))
 
 
 def test_no_bytes_of_an_answer_mark_it_as_given_up() -> None:
     watch = POOLING.watch(POOLING.marks or {})
     binary = b'\x00"finish_reason":"abort"\xff'
     assert (watch.feed(binary), watch.message(), watch.problem_at_end()) == (binary, None, "")
+
+
+@pytest.mark.parametrize("api", [POOLING, SCORING], ids=["pooling", "scoring"])
+def test_an_answer_passes_whole_whatever_its_bytes_are_and_its_end_is_kept(api: ClientApi) -> None:
+    watch = api.watch(api.marks or {})
+    binary = b'\x00\ndata: {"error": {"message": "no"}}\n\n' * 100
+    pieces = [binary[at : at + 77] for at in range(0, len(binary), 77)]
+    assert all(watch.feed(piece) is piece for piece in pieces)
+    assert (watch.has_error, watch.message(), watch.problem_at_end()) == (False, None, "")
+    assert bytes(watch.end) == binary[-KEPT_BYTES:]
+
+
+# Scores and ranks.
+
+QUERY, TEXT = "q" * 400, "t" * 4000
+
+
+@pytest.mark.parametrize(
+    ("one", "others"),
+    [
+        ("query", "documents"),
+        ("queries", "documents"),
+        ("queries", "items"),
+        ("text_1", "text_2"),
+        ("data_1", "data_2"),
+    ],
+)
+def test_the_text_that_is_scored_counts_once_for_each_of_the_others(one: str, others: str) -> None:
+    raw = json.dumps({"model": "e5", one: QUERY, others: [TEXT] * 20, "top_n": 3}).encode()
+    assert parse_scoring(raw).estimated_prompt_tokens == len(raw) // 4 + 19 * ((len(QUERY) + 2) // 4)
+    assert parse_pooling(raw).estimated_prompt_tokens == len(raw) // 4
+    assert b"".join(parse_scoring(raw).for_decode(None)) == raw
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"query": QUERY, "documents": TEXT},
+        {"query": QUERY, "documents": [TEXT]},
+        {"query": QUERY, "documents": []},
+        {"text_1": [QUERY] * 9, "text_2": [TEXT] * 9},
+        {"query": QUERY},
+        {"documents": [TEXT] * 9},
+        {"query": None, "documents": {"content": []}},
+    ],
+)
+def test_texts_that_are_computed_once_count_once(said: dict[str, object]) -> None:
+    raw = json.dumps(said).encode()
+    assert parse_scoring(raw).estimated_prompt_tokens == len(raw) // 4
+
+
+def test_texts_may_be_one_in_a_list_or_objects() -> None:
+    document = {"content": [{"type": "text", "text": TEXT}, {"type": "text", "text": TEXT}]}
+    raw = json.dumps({"queries": [QUERY], "documents": [document] * 20}).encode()
+    assert parse_scoring(raw).estimated_prompt_tokens == len(raw) // 4 + 19 * ((len(QUERY) + 4) // 4)
+
+
+@pytest.mark.parametrize("text", ["t", "", '"', "\\", '\\"', '\\\\",', "[,]"])
+def test_the_texts_of_a_very_long_list_are_counted_too(text: str) -> None:
+    raw = json.dumps({"query": QUERY, "documents": [text] * 20_001}).encode()
+    assert parse_scoring(raw).estimated_prompt_tokens == len(raw) // 4 + 20_000 * ((len(QUERY) + 2) // 4)
+
+
+def test_an_alias_and_a_bad_body_are_as_elsewhere() -> None:
+    raw = b'{"model":"fast","query":"a","documents":["b"]}'
+    assert b"".join(parse_scoring(raw).for_model(b'"e5"').for_decode(None)) == raw[:-1] + b',"model":"e5"}'
+    with pytest.raises(BadBody):
+        parse_scoring(b"[]")

@@ -19,6 +19,8 @@ from pdcluster_router.requests.request import ClientRequest
 
 _UNKNOWN: Final = frozenset((401, 403, 404))
 """Statuses of an unknown key or model. Either all engines answer so, or only this one has other options."""
+_NOT_FOUND: Final = 404
+"""To a pooling request also the status of each engine whose model lacks the path, such as all that serve chats."""
 
 _IS_STUCK: Final = (
     "it takes up no request: for %.0f s it reserved nothing and began no answer, though it answers /health and another "
@@ -137,7 +139,8 @@ class DecodeLeg:
     def refused(self, status: int) -> None:
         """The engine answered an error that goes to the client."""
         self.responded()
-        if self.engine is not None and status in _UNKNOWN:
+        lacks_path = status == _NOT_FOUND and self.request.api.is_pooling
+        if self.engine is not None and status in _UNKNOWN and not lacks_path:
             self.engine.weigh_down(self._num_tokens)  # Else this idle engine would get most requests.
 
     def succeeded(self) -> None:

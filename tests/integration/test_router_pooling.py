@@ -153,7 +153,45 @@ async def test_an_engine_that_lacks_the_path_is_not_to_blame() -> None:
         assert await rig.metric('pdcluster_router_requests_total{outcome="engine_error"}') == 2 * NUM_IN_A_ROW
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_engine_of_a_pair_keeps_its_load_though_it_lacks_the_path(path: str) -> None:
+    async with running_rig() as rig:
+        (engine,) = rig.router.services.engines[Role.DECODE]
+        before = engine.load.tokens(now=rig.router.services.now())
+        rig.decode.fault, rig.decode.raw = Fault.RAW, json_answer(404, b'{"detail":"Not Found"}')
+        assert (await ask(rig, {"input": "a" * 400_000}, path)).status == 404
+        assert engine.load.tokens(now=rig.router.services.now()) == before
+
+
 # What goes wrong.
+
+
+@pytest.mark.parametrize("num_texts", [1400, 20_000], ids=["some more", "many more"])
+async def test_an_answer_with_too_many_bytes_of_headers_is_one_error_and_nobodys_fault(num_texts: int) -> None:
+    metadata = b"metadata: [%b]" % (b'{"index":0,"embed_dtype":"float32","shape":[1024]},' * num_texts)
+    whole = answer(200, "application/octet-stream", b"x").replace(b"\r\n\r\n", b"\r\n" + metadata + b"\r\n\r\n", 1)
+    async with running_rig(**MIXED) as rig:
+        for engine in rig.decodes:
+            engine.fault, engine.raw = Fault.RAW, whole
+        for _ in range(2 * NUM_IN_A_ROW):
+            got = await ask(rig)
+            assert (got.status, got.json()["error"]["code"]) == (502, "answer_head_too_large")
+            assert "65536 bytes of headers" in got.json()["error"]["message"]
+            assert "encoding_format float or base64" in got.json()["error"]["message"]
+        assert sum(counts(rig)) == 2 * NUM_IN_A_ROW, "no other engine is asked"
+        assert {one.breaker.circuit for one in rig.router.services.engines[Role.DECODE]} == {Circuit.CLOSED}
+        assert await rig.metric('pdcluster_router_requests_total{outcome="engine_error"}') == 2 * NUM_IN_A_ROW
+
+
+async def test_such_an_answer_to_a_chat_is_one_error_too() -> None:
+    whole = answer(200, "application/json", b"{}").replace(b"\r\n\r\n", b"\r\nx: " + b"y" * 70_000 + b"\r\n\r\n", 1)
+    async with running_rig(num_decode=2) as rig:
+        for engine in rig.decodes:
+            engine.fault, engine.raw = Fault.RAW, whole
+        got = await (await rig.client()).post(CHAT, {"messages": [{"role": "user", "content": "a"}]})
+        assert (got.status, got.json()["error"]["code"]) == (502, "answer_head_too_large")
+        assert "ask for less at once" in got.json()["error"]["message"]
+        assert sum(counts(rig)) == 1
 
 
 @pytest.mark.parametrize("fault", [Fault.DIE, Fault.ERROR_500, Fault.ERROR_503, Fault.EMPTY_200, Fault.NOT_HTTP])

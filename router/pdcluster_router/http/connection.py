@@ -64,6 +64,8 @@ class ResponseLost:
     """There is no agreement on TLS, so the loss says nothing of the engine's core."""
     may_be_told: bool = False
     """A cut may be how the engine tells an error: it had begun a stream before it knew whether the request works."""
+    has_large_head: bool = False
+    """The engine has begun to answer, with more headers than this router takes: another engine would do the same."""
     error_number: int = 0
     """The operating system's error number if no connection could be made; 0: it named none."""
 
@@ -201,14 +203,14 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._incoming.is_complete:
-                self._lose(f"not an HTTP response: {error.__context__ or error}")
+                self._lose_unread(str(error.__context__ or error))
                 return
             self._incoming.can_keep = False  # The response is whole; no request asked for the bytes behind it.
         incoming = self._incoming
         if incoming.parts or incoming.head is not None or incoming.is_complete:
             self._deliver(incoming)
         elif incoming.is_silent(len(data)):
-            self._lose(f"not an HTTP response: more than {MAX_HEADER_BYTES} bytes without an answer")
+            self._lose_unread(f"more than {MAX_HEADER_BYTES} bytes without an answer")
 
     def eof_received(self) -> None:
         if (transport := self._transport) is not None:
@@ -280,6 +282,11 @@ class Connection(asyncio.Protocol):
         else:
             self.abort()
 
+    def _lose_unread(self, problem: str) -> None:
+        has_large_head = self._incoming.has_large_head
+        reason = _TOO_LARGE if has_large_head else f"not an HTTP response: {problem}"
+        self._lose(reason, ResponseLost(reason, has_large_head=has_large_head))
+
     def _lose(self, reason: str, lost: ResponseLost | None = None) -> None:
         call, self._call = self._call, None
         self.abort()
@@ -335,6 +342,12 @@ class _PartialResponse:
         self.parts: list[bytes] = []
         self.is_complete = False
         self.can_keep = False
+
+    @property
+    def has_large_head(self) -> bool:
+        """Whether headers have come, and no end of them within the limit."""
+        is_large = max(_size_of(self.headers), self.num_silent_bytes) > MAX_HEADER_BYTES
+        return is_large and self.num_messages == 1 and bool(self.headers) and not self.has_whole_head
 
     def finish_head(self, status: int) -> ResponseHead:
         """Status and headers.

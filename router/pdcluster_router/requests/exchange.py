@@ -166,7 +166,7 @@ class Exchange:
         is_prefills_fault = refusal.status >= 500 and bool(self._prefill_failure)
         error = prefill_failed(self._prefill_failure) if is_prefills_fault else refusal
         self._verdict = Verdict(failed("decode answered an error"), error, metrics.Outcome.ENGINE_ERROR)
-        if is_prefills_fault or refusal.status not in RETRIED_STATUSES:
+        if is_prefills_fault or refusal.is_final or refusal.status not in RETRIED_STATUSES:
             self._decode.refused(refusal.status)
             self._handle(Event.DECODE_REFUSED)
         else:

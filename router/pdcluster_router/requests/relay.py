@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
-from pdcluster_router.core.apis.openai_errors import ApiError, from_engine
+from pdcluster_router.core.apis.openai_errors import ApiError, answer_head_too_large, from_engine
 from pdcluster_router.core.apis.responses import UNPROVEN
 from pdcluster_router.core.apis.rewrite import Bytes
 from pdcluster_router.core.apis.sse import (
@@ -29,7 +29,7 @@ from pdcluster_router.core.apis.sse import (
     first_mark,
 )
 from pdcluster_router.core.requests.vllm_ascend import RECOMPUTED
-from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
+from pdcluster_router.http.connection import MAX_HEADER_BYTES, Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import JSON, HotCycle
 
 MAX_ERROR_BYTES: Final = 1 << 20
@@ -59,6 +59,8 @@ class DecodeRefusal:
     status: int
     body: bytes
     headers: bytes
+    is_final: bool = False
+    """Whether another engine would answer the same, whatever the status says."""
 
 
 class RelayOwner(Protocol):
@@ -255,6 +257,10 @@ class Relay:
             self._owner.decode_lost(ResponseLost(f"it answered {head.status} with an empty body"))
 
     def on_lost(self, lost: ResponseLost) -> None:
+        if lost.has_large_head:
+            error = answer_head_too_large(MAX_HEADER_BYTES, self._api.for_less)
+            self._owner.refused(DecodeRefusal(error.status, self._api.error_body(error), JSON, is_final=True))
+            return
         has_begun_early = self._state is _HOLDING and self._api.begins_early and self._is_event_stream and self._held
         self._owner.decode_lost(replace(lost, may_be_told=True) if has_begun_early else lost)
 

@@ -62,6 +62,8 @@ class ClientApi:
     held: Callable[[int], None] | None = None
     """Called each time that a held answer (one that is kept until it is whole) grows, with its bytes so far; may end
     the request. None: held answers have a limit of their own."""
+    for_less: str = "ask for less at once"
+    """The advice to a client whose answer is too large."""
     is_pooling: bool = False
     """Whether one decode engine serves each request by itself, beside a prefill engine or not; its answer has no
     tokens."""
@@ -112,6 +114,7 @@ POOLING: Final = replace(
     parse=parse_pooling,
     watch=PoolingWatch,
     marks=NO_MARKS,
+    for_less="ask for the encoding_format float or base64, or send fewer texts at once",
     is_pooling=True,
 )
 SCORING: Final = replace(POOLING, parse=parse_scoring)

@@ -295,6 +295,11 @@ def decode_lost(engine: str, reason: str) -> ApiError:
     return ApiError(502, _SERVER, "decode_lost", f"{engine} did not answer to the end: {reason}")
 
 
+def answer_head_too_large(most: int, cure: str) -> ApiError:
+    message = f"a decode engine's answer has more than {most} bytes of headers, and the router takes no more: {cure}"
+    return ApiError(502, _SERVER, "answer_head_too_large", message)
+
+
 def prefill_failed(reason: str) -> ApiError:
     return ApiError(502, _SERVER, "prefill_failed", f"the prompt could not be prefilled: {reason}", _RETRY_AFTER_S)
 

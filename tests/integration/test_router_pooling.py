@@ -18,6 +18,7 @@ from fakes.reservations import PROMPT_TOKENS
 from fakes.router import CHAT, Rig, orders, post, running_rig, until
 from integration.test_router_access import KEY, bearer, line
 from integration.test_router_engine_file import running_file_rig
+from integration.test_router_why import about
 from patience import PATIENCE_S
 from pdcluster_protocol.labels import Role
 from pdcluster_router.core.engines.breaker import NUM_IN_A_ROW, Circuit
@@ -114,6 +115,25 @@ async def test_an_engine_of_a_revision_without_prefill_engines_is_found_and_serv
         ]
 
 
+async def test_an_engine_without_a_list_of_models_gets_neither_requests_nor_questions_of_a_pooling_model(
+    tmp_path: Path,
+) -> None:
+    async with running_file_rig(tmp_path / "engines", pairs=3) as rig:
+        told, silent = rig.decodes[1:]
+        told.models, silent.models_status = E5, 404
+        pair = f"prefill {rig.prefill.url}\ndecode {rig.decode.url}\n"
+        rig.write(f"{pair}decode {told.url} revision=e\ndecode {silent.url} revision=new\n")
+        engines = rig.router.services.engines[Role.DECODE]
+        await until(lambda: [one.is_healthy and one.listing is not None for one in engines] == [True, True, False])
+        await until(lambda: engines[2].is_healthy)
+        for _ in range(10):
+            assert (await ask(rig)).status == 200
+        assert counts(rig) == [0, 10, 0]
+        for path in ("/tokenize", "/detokenize"):
+            asked = (await ask(rig, {"model": "e5", "prompt": "a", "tokens": [1]}, path)).json()
+            assert f"http://{asked['headers']['host']}" == told.url
+
+
 async def test_a_request_that_names_no_model_goes_to_engines_of_its_kind() -> None:
     async with running_rig(**MIXED) as rig:
         for _ in range(4):
@@ -188,8 +208,12 @@ async def test_such_an_answer_to_a_chat_is_one_error_too() -> None:
     async with running_rig(num_decode=2) as rig:
         for engine in rig.decodes:
             engine.fault, engine.raw = Fault.RAW, whole
-        got = await (await rig.client()).post(CHAT, {"messages": [{"role": "user", "content": "a"}]})
+        got = await (await rig.client()).post(
+            CHAT, {"messages": [{"role": "user", "content": "a"}]}, {"x-request-id": "R-7"}
+        )
         assert (got.status, got.json()["error"]["code"]) == (502, "answer_head_too_large")
+        told = await about(rig, "R-7")
+        assert (told.outcome, told.error) == ("engine_error", "answer_head_too_large")
         assert "ask for less at once" in got.json()["error"]["message"]
         assert sum(counts(rig)) == 1
 

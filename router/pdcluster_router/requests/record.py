@@ -15,7 +15,7 @@ from pdcluster_protocol.kept import Milestone
 from pdcluster_protocol.metaserver import PrefillOutcome, failed
 from pdcluster_protocol.params import LocalPrefill
 from pdcluster_protocol.trace import RequestTrace
-from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, NO_DECODE, ApiError, no_engine
+from pdcluster_router.core.apis.openai_errors import NO_DECODE, ApiError, no_engine
 from pdcluster_router.core.apis.rewrite import Bytes
 from pdcluster_router.core.requests.dialect import Posted
 from pdcluster_router.core.requests.pairing import Phase
@@ -174,7 +174,7 @@ class Record:
         line.status = status
         self._outcome = outcome
         if error is not None:
-            self._error = error.code if isinstance(error, ApiError) else ENGINE_ERROR
+            self._error = error.code
         if outcome is _OK and self._decode is not None and line.first_byte_at is not None:
             answered, seconds = self._decode.answered, line.first_byte_at - self._sent_at
             answered.counts[bisect_left(COARSE, seconds)] += 1  # ``Histogram.add``, without a call.

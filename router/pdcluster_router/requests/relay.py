@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
-from pdcluster_router.core.apis.openai_errors import ApiError, answer_head_too_large, from_engine
+from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, ApiError, answer_head_too_large, from_engine
 from pdcluster_router.core.apis.responses import UNPROVEN
 from pdcluster_router.core.apis.rewrite import Bytes
 from pdcluster_router.core.apis.sse import (
@@ -59,8 +59,12 @@ class DecodeRefusal:
     status: int
     body: bytes
     headers: bytes
-    is_final: bool = False
-    """Whether another engine would answer the same, whatever the status says."""
+    code: str = ENGINE_ERROR
+    """Another one: the router's own, for an answer that it does not take. Each engine would give the same."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.code != ENGINE_ERROR
 
 
 class RelayOwner(Protocol):
@@ -259,7 +263,7 @@ class Relay:
     def on_lost(self, lost: ResponseLost) -> None:
         if lost.has_large_head:
             error = answer_head_too_large(MAX_HEADER_BYTES, self._api.for_less)
-            self._owner.refused(DecodeRefusal(error.status, self._api.error_body(error), JSON, is_final=True))
+            self._owner.refused(DecodeRefusal(error.status, self._api.error_body(error), JSON, error.code))
             return
         has_begun_early = self._state is _HOLDING and self._api.begins_early and self._is_event_stream and self._held
         self._owner.decode_lost(replace(lost, may_be_told=True) if has_begun_early else lost)

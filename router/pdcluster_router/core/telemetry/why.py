@@ -284,6 +284,10 @@ WORDS: Final[dict[str, Words]] = {
     "no_decode_engine": Words(
         "no decode engine could be reached", "See which engines serve on /pdcluster/pool, and why not."
     ),
+    "answer_head_too_large": Words(
+        "the decode engine answered with more bytes of headers than the router takes",
+        "The client has to ask for less at once, or embeddings as `float` or `base64`.",
+    ),
     "engine_error": Words(
         "the decode engine refused it with an error of its own, which the client has got",
         "A status below 500: the client has to change the request. Else read that engine's log by the request id.",

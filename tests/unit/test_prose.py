@@ -1,9 +1,10 @@
 """How pages and docstrings are written, as far as a machine can measure it. Whether they are clear is judged by eyes.
 
 Pages: sentences have a bound, in words; code and output fit a page's width. Pages, decisions and the product's
-docstrings: no "nobody", "whoever" or "stranger" where a noun stands ready. No docstring opens with a relative clause.
-No name of a class, or of any other type, stands twice in the product, and no word in the glossary. Decisions are
-measured no further, since they are dated. The reference is not measured: it is made from docstrings.
+docstrings: no "nobody", "whoever" or "stranger" where a noun stands ready. No docstring of the product or of tools
+opens with a relative clause. No name of a class, or of any other type, stands twice in the product, and no word in the
+glossary. Decisions are measured no further, since they are dated. The reference is not measured, since it is made from
+docstrings; nor are reports, which programs or reviews wrote.
 """
 
 from __future__ import annotations

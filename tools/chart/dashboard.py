@@ -189,7 +189,7 @@ PANELS: Final = (
     ),
     Panel(
         "Wait in the queue for each key",
-        "The average of requests that had to wait and wait no more. Without a name where clients have no keys.",
+        "The average of requests that had to wait and wait no more. `jwt:*`: all tokens. No name: no key is asked.",
         "s",
         (
             Line(

@@ -17,8 +17,8 @@ _ENDED: Final = frozenset(("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISH
 
 
 def with_whole(request: Request, said: dict[str, object] | None) -> dict[str, object] | None:
-    """``said``, which is the answer's ``kv_transfer_params``, with the word that the router wants. Scheduler thread, as
-    the request ends."""
+    """Adds the router's word to ``said``, the answer's ``kv_transfer_params``, if the request is whole. Scheduler
+    thread, when the request ends."""
     params = request.kv_transfer_params
     if not isinstance(params, dict) or params.get(WANTS_WHOLE) is not True or request.status.name not in _ENDED:
         return said

@@ -51,7 +51,7 @@ class Outcome(Enum):
     ENGINE_ERROR = "engine_error"
     """Decode answered an error."""
     LIMITED = "limited"
-    """Turned away: its API key was over one of its limits."""
+    """Turned away: its client was over one of its limits."""
     OVERLOADED = "overloaded"
     """Turned away: the queue for prefill was full, or the wait in it too long."""
     PREFILL_FAILED = "prefill_failed"
@@ -268,7 +268,7 @@ class _Tallies(Collector):
 
 
 class _Keys(Collector):
-    """The API keys that have limits, by their names."""
+    """The API keys and clients of tokens that have limits, by name."""
 
     def __init__(self, uses: KeyUses) -> None:
         self._uses = uses
@@ -298,7 +298,7 @@ class _Wait:
 
 
 class _Waits(Collector):
-    """The waits in the queue, by the names of keys."""
+    """The waits in the queue, by the name of the key, or ``jwt:*``."""
 
     def __init__(self, waits: dict[str, _Wait], names: Callable[[], Container[str]]) -> None:
         self._waits = waits

@@ -40,8 +40,8 @@ class ClientApi:
     """Begin and end of the event that may be an error. The end is -1 while that event is not whole; until then the
     stream is held back."""
     gives_up_first: Callable[[bytes], str] | None
-    """Says why that event shows that the engine gave the request up; empty: it does not. None: no event by itself does.
-    """
+    """Says why that event shows that the engine gave the request up; empty: it does not. None: no single event shows
+    it."""
     watch: Callable[[Mapping[bytes, str]], ErrorWatch]
     marks: Mapping[bytes, str] | None
     """Bytes that mark a stream as given up by its engine, each with the reason that the client is told. None: the marks
@@ -52,8 +52,8 @@ class ClientApi:
     prefill_problem: Callable[[Bytes], str]
     """Says why prefill has failed although its answer has status 200; empty: prefill has not failed."""
     not_served: Callable[[str], ApiError] | None = None
-    """The refusal of this API, with the reason of an engines' dialect whose broken answers it does not show. None: it
-    shows them."""
+    """Makes the refusal of this API; gets the reason. None: each broken answer of this API looks broken, so no dialect
+    of engines is refused."""
     begins_early: bool = False
     """Whether vLLM begins a stream before its engine works. Its first events then repeat the request, and vLLM cuts the
     stream where those of other APIs tell an error. Prefill's answer repeats the request too."""

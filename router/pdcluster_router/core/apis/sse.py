@@ -37,7 +37,7 @@ when vLLM stops: the answer has status 200 and the text so far. No text that a m
 GAVE_UP: Final[Mapping[bytes, str]] = MappingProxyType({_GIVEN_UP: "it gave the request up"})
 """Bytes that mark an answer as unfinished by its engine, each with the reason that the client is told."""
 NO_MARKS: Final[Mapping[bytes, str]] = MappingProxyType({})
-"""For answers that show in another way, or never, that their engine gave them up."""
+"""For an API whose answers show otherwise, or do not show, that their engine gave them up."""
 
 KEPT_BYTES: Final = 1024
 """How many bytes of a stream's end are kept, at least. From ``usage`` to the end of vLLM's streams are 150 to 600, the

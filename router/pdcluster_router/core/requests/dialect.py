@@ -75,7 +75,8 @@ class Dialect(Protocol):
     no_proof: str
     """Why a push cannot be verified; empty where it can."""
     gives_back_unseen: str
-    """Why APIs cannot be served that do not show that an engine has given a request back; empty where they can."""
+    """The reason to refuse an API whose answers do not show that an engine gave the request up; empty: such APIs are
+    served."""
 
     def client_line(self, request_id: bytes) -> bytes:
         """The header line that names the client's request to engines; empty: engines are not told it."""

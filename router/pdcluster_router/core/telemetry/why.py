@@ -142,7 +142,9 @@ _PREFILL: Final = "Read that prefill engine's log by the transfer id. If many re
 _OVERLOAD: Final = "Too many requests for these prefill engines: add some, or limit the clients. The client may retry."
 _CLIENT: Final = "The client has to change the request: the error that it got says what is wrong with it."
 _SIZE: Final = "Send less at once, or raise the router's limit that the error names."
-_KEY_LIMIT: Final = "The client may send less, or later. Else raise the limit on its line in the file of keys."
+_KEY_LIMIT: Final = (
+    "The client may send less, or later. Else raise its limit in the file of keys, or that of `defaults` there."
+)
 _RETRY: Final = "The client may send it again: the answer has Retry-After."
 
 WORDS: Final[dict[str, Words]] = {
@@ -253,10 +255,10 @@ WORDS: Final[dict[str, Words]] = {
         "the router had not got the keys of the identity provider yet",
         "Look for `token keys not read` in the router's log: it says why. The client may send it again.",
     ),
-    "too_many_running": Words("its API key had max_concurrent requests at once already", _KEY_LIMIT),
-    "too_many_requests": Words("its API key had used up its requests_per_minute", _KEY_LIMIT),
-    "too_many_tokens": Words("its API key had used up its prompt_tokens_per_minute", _KEY_LIMIT),
-    "prompt_over_limit": Words("its prompt alone is above its API key's prompt_tokens_per_minute", _KEY_LIMIT),
+    "too_many_running": Words("its client had max_concurrent requests at once already", _KEY_LIMIT),
+    "too_many_requests": Words("its client had used up its requests_per_minute", _KEY_LIMIT),
+    "too_many_tokens": Words("its client had used up its prompt_tokens_per_minute", _KEY_LIMIT),
+    "prompt_over_limit": Words("its prompt alone is above its client's prompt_tokens_per_minute", _KEY_LIMIT),
     "model_not_found": Words(
         "no engine serves the model that it asked for",
         "The error that the client got names the models that there are. A new adapter is known within seconds.",
@@ -296,8 +298,10 @@ WORDS: Final[dict[str, Words]] = {
 
 _STATUS: Final = "An access log does not say why. The error that the client got does, and its status: "
 _ENDS: Final = {
-    "rejected": Words("the router refused it", f"{_STATUS}401 is a key, 413 or 431 a size, 503 a lack of room."),
-    "limited": Words("its API key has asked for too much", _KEY_LIMIT),
+    "rejected": Words(
+        "the router refused it", f"{_STATUS}401 is a key or a token, 413 or 431 a size, 503 a lack of room."
+    ),
+    "limited": Words("its client has asked for too much", _KEY_LIMIT),
     "overloaded": Words("prefill had no room for it", _OVERLOAD),
     "unavailable": Words("no engine could be reached", WORDS["no_decode_engine"].cure),
     "lost": Words("it was broken off before its answer was whole", "Look for its request id in the routers' logs."),

@@ -17,7 +17,6 @@ from typing import Final, TypeAlias
 from pdcluster_protocol.ids import Attempt
 from pdcluster_protocol.params import refusal_in
 from pdcluster_router.core.apis.client_apis import ClientApi
-from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.apis.rewrite import Bytes, Parts
 from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
 from pdcluster_router.core.requests.dialect import Posted
@@ -152,6 +151,7 @@ class PrefillLeg:
         "_is_over",
         "_is_resent",
         "_max_reply_bytes",
+        "_most_repeated",
         "_num_tokens",
         "_on_end",
         "_path",
@@ -169,7 +169,8 @@ class PrefillLeg:
         self._num_tokens = num_tokens
         self._head: ResponseHead | None = None
         self._reply: Bytes = b""
-        self._max_reply_bytes = MAX_ANSWER_BYTES if api.begins_early else _MAX_REPLY_BYTES
+        self._most_repeated = api.most_repeated
+        self._max_reply_bytes = _MAX_REPLY_BYTES
         self._is_resent = False
         self._is_over = False
         self._timer: TimerHandle | None = None
@@ -181,6 +182,7 @@ class PrefillLeg:
     def send(self, path: bytes, headers: bytes, body: Parts) -> None:
         """Sends the call."""
         self._path, self._headers, self._body = path, headers, body
+        self._max_reply_bytes = _MAX_REPLY_BYTES + self._most_repeated(len(body[0]))
         self._post()
 
     def look(self, timeouts: Timeouts) -> None:

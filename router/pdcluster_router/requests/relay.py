@@ -21,13 +21,7 @@ from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.apis.openai_errors import ENGINE_ERROR, ApiError, answer_head_too_large, from_engine
 from pdcluster_router.core.apis.responses import UNPROVEN
 from pdcluster_router.core.apis.rewrite import Bytes
-from pdcluster_router.core.apis.sse import (
-    MAX_FIRST_EVENT_BYTES,
-    UNBUFFERED,
-    ErrorWatch,
-    error_of,
-    first_mark,
-)
+from pdcluster_router.core.apis.sse import MAX_FIRST_EVENT_BYTES, UNBUFFERED, ErrorWatch, error_of, first_mark
 from pdcluster_router.core.requests.vllm_ascend import RECOMPUTED
 from pdcluster_router.http.connection import MAX_HEADER_BYTES, Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import JSON, HotCycle
@@ -116,6 +110,7 @@ class Relay:
         "_held",
         "_is_event_stream",
         "_marks",
+        "_num_looked_at",
         "_num_seen_bytes",
         "_owner",
         "_state",
@@ -145,6 +140,7 @@ class Relay:
         """Body bytes that decode has sent."""
         self.is_paused = False
         """Whether the client is slower than decode: no byte comes because none is read."""
+        self._num_looked_at = 0  # Held bytes in which a first event was looked for.
         self._num_seen_bytes = 0
         self.quiet_since = now
         """When ``has_moved`` last found new bytes, or a client that was too slow for more; monotonic seconds."""
@@ -261,12 +257,12 @@ class Relay:
             self._owner.decode_lost(ResponseLost(f"it answered {head.status} with an empty body"))
 
     def on_lost(self, lost: ResponseLost) -> None:
-        if lost.has_large_head:
+        if lost.has_large_head and self._api.is_pooling:
             error = answer_head_too_large(MAX_HEADER_BYTES, self._api.for_less)
             self._owner.refused(DecodeRefusal(error.status, self._api.error_body(error), JSON, error.code))
             return
-        has_begun_early = self._state is _HOLDING and self._api.begins_early and self._is_event_stream and self._held
-        self._owner.decode_lost(replace(lost, may_be_told=True) if has_begun_early else lost)
+        is_early = self._state is _HOLDING and self._api.begins_early and self._is_event_stream and bool(self._held)
+        self._owner.decode_lost(replace(lost, may_be_told=is_early))
 
     def _last_event(self, error: ApiError) -> bytes:
         is_torn = self._watch is not None and self._watch.is_torn
@@ -291,8 +287,7 @@ class Relay:
             self._break_off(message)
 
     def _break_off(self, message: str) -> None:
-        may_be_the_clients_word = message == self._marks.get(RECOMPUTED)
-        is_ours = may_be_the_clients_word or message in UNPROVEN
+        is_ours = message in UNPROVEN or message == self._marks.get(RECOMPUTED)  # That may be the client's own word.
         self._lose(ResponseLost(f"it broke off its answer: {message}", is_ours=is_ours))
 
     def _lose(self, lost: ResponseLost) -> None:
@@ -341,8 +336,11 @@ class Relay:
             self._break_off(f"it is longer than {MAX_ANSWER_BYTES} bytes")
 
     def _look_at_the_first_event(self, head: ResponseHead) -> None:
-        begin, end = self._api.first_event(self._held)
-        if end < 0 and len(self._held) <= (MAX_ANSWER_BYTES if self._api.begins_early else MAX_FIRST_EVENT_BYTES):
+        # Early events may be long and come in many pieces: not each piece costs a search from their begin.
+        is_new = not self._api.begins_early or self._held.find(b"\n\n", max(0, self._num_looked_at - 1)) >= 0
+        self._num_looked_at = len(self._held)
+        begin, end = self._api.first_event(self._held) if is_new else (0, -1)
+        if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES + self._api.most_repeated(self._cycle.num_body_bytes):
             return
         event = bytes(self._held[begin:end]) if end >= 0 else b""
         if error := error_of(event):

@@ -57,6 +57,12 @@ class ClientApi:
     begins_early: bool = False
     """Whether vLLM begins a stream before its engine works. Its first events then repeat the request, and vLLM cuts the
     stream where those of other APIs tell an error. Prefill's answer repeats the request too."""
+
+    def most_repeated(self, num_body_bytes: int) -> int:
+        """The most bytes with which an answer's begin may repeat a request of ``num_body_bytes``: two events do so, in
+        which vLLM writes out keys that the client left out."""
+        return 8 * num_body_bytes if self.begins_early else 0
+
     shows_broken: bool = True
     """Whether an answer that its engine gave up looks broken to its client. If not, the router must see each answer."""
     held: Callable[[int], None] | None = None

@@ -16,7 +16,7 @@ import msgspec
 
 from pdcluster_protocol.params import DecodeParams
 from pdcluster_router.core.apis.estimate import estimate_prompt_tokens
-from pdcluster_router.core.apis.rewrite import ABSENT, Bytes, ClientBody, Parts, Said, scanned
+from pdcluster_router.core.apis.rewrite import ABSENT, BadBody, Bytes, ClientBody, Parts, Said, scanned
 from pdcluster_router.core.apis.sse import KEPT_BYTES, ErrorWatch
 
 POOLING_PATHS: Final = (
@@ -34,6 +34,10 @@ SCORING_PATHS: Final = (
 )
 _MOST_COUNTED: Final = 1000
 """Of a longer list the strings are counted: to take 8 MiB of short ones apart would cost a second and 300 MB."""
+_MOST_REPEATED: Final = 32 << 10
+"""The most tokens of a text that count again. Few models have a longer context, and vLLM cuts the text to it."""
+_MOST_TIMES: Final = 128
+"""The most that repeated texts add, in times of the body's own tokens, so that no request outweighs all others."""
 
 
 class PoolingBody(ClientBody, frozen=True):
@@ -80,8 +84,12 @@ def parse_scoring(raw: Bytes) -> PoolingBody:
         BadBody: As ``parse_pooling``.
     """
     begin, said = scanned(raw, _SAID_SCORING)
-    again = max(_tokens_again(getattr(said, one), getattr(said, others)) for one, others in _SCORED)
-    return _body_of(raw, begin, said, estimate_prompt_tokens(raw) + again)
+    num_tokens = estimate_prompt_tokens(raw)
+    try:
+        again = max(_tokens_again(getattr(said, one), getattr(said, others)) for one, others in _SCORED)
+    except RecursionError as error:  # This scan has a few frames more on the stack than the first one.
+        raise BadBody("the request body is nested too deeply") from error
+    return _body_of(raw, begin, said, num_tokens + min(again, _MOST_TIMES * num_tokens))
 
 
 class SaidScoring(Said):
@@ -117,7 +125,11 @@ def _tokens_again(one: msgspec.Raw, others: msgspec.Raw) -> int:
     if one is ABSENT or others is ABSENT:
         return 0
     text = bytes(one)
-    return 0 if _num_texts(text) > 1 else (_num_texts(bytes(others)) - 1) * estimate_prompt_tokens(text)
+    return (
+        0
+        if _num_texts(text) > 1
+        else (_num_texts(bytes(others)) - 1) * min(estimate_prompt_tokens(text), _MOST_REPEATED)
+    )
 
 
 def _num_texts(texts: bytes) -> int:

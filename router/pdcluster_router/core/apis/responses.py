@@ -42,12 +42,15 @@ UNPROVEN: Final = frozenset((NOT_WHOLE, SEVERAL_TURNS))
 """Reasons that say nothing of an engine's health."""
 _ENGINES_TOOLS: Final = frozenset(("code_interpreter", "container", "mcp", "web_search_preview"))
 """Types of tools that vLLM calls by itself, in several requests of which each would have its own prefill."""
+MAX_METADATA_BYTES: Final = 64 << 10
+"""OpenAI's API takes 16 pairs of up to 576 characters. Metadata is no part of the prompt, so nothing else bounds it."""
 _NOT_STORED: Final = b'"store":false'
 _ONE_TOKEN: Final = b'"stream":false,"max_output_tokens":1'
 _NEUTRAL: Final[dict[str, bytes]] = {
     "ec_transfer_params": b'"ec_transfer_params":null',
     "enable_response_messages": b'"enable_response_messages":false',
     "include": b'"include":null',
+    "metadata": b'"metadata":null',
     "top_logprobs": b'"top_logprobs":0',
 }
 """Prefill gets these in place of the keys that the client gave: no client sees its answer."""
@@ -68,6 +71,7 @@ class ResponsesSaid(Said):
     truncation: msgspec.Raw = ABSENT
     enable_response_messages: msgspec.Raw = ABSENT
     include: msgspec.Raw = ABSENT
+    metadata: msgspec.Raw = ABSENT
     tools: list[_Tool] | None = None
 
 
@@ -179,6 +183,8 @@ def _not_served(said: ResponsesSaid) -> Iterable[str]:
         yield "background is set, and no response is stored here: leave it out, and stream a long answer"
     if not is_neutral(said.stop, (b"[]", b'""')):
         yield "stop is set, and vLLM does not say of such an answer that it is whole: use /v1/chat/completions"
+    if len(memoryview(said.metadata)) > MAX_METADATA_BYTES:
+        yield f"metadata has more than {MAX_METADATA_BYTES} bytes, and vLLM repeats it in each answer: send less"
     for tool in said.tools or ():
         if tool.type in _ENGINES_TOOLS:
             yield f"a tool has type {tool.type}, and engines here call no tools: give functions, and call them yourself"

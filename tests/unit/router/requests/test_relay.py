@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from pdcluster_router.core.apis.client_apis import MESSAGES, OPENAI, ClientApi
+from fakes.responses import ResponsesWords
+from pdcluster_router.core.apis.client_apis import MESSAGES, OPENAI, RESPONSES, ClientApi
 from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.apis.openai_errors import stopped
 from pdcluster_router.core.apis.sse import GAVE_UP, MAX_FIRST_EVENT_BYTES
@@ -176,3 +179,31 @@ def test_a_stream_of_comments_begins_with_its_engines_headers_and_ends_in_an_err
     assert heard.said.count(b'data: {"error":') == 1
     assert not heard.said.endswith(b"0\r\n\r\n")
     assert heard.told == ["closed" if takes_chunks else "closed with a reset"]
+
+
+def test_events_that_repeat_a_long_request_in_many_pieces_are_not_searched_once_for_each_piece() -> None:
+    looks: list[int] = []
+
+    def counted(stream: bytes | bytearray) -> tuple[int, int]:
+        looks.append(len(stream))
+        return RESPONSES.first_event(stream)
+
+    heard = Heard()
+    one = relay(heard, replace(RESPONSES, first_event=counted))
+    one._cycle.num_body_bytes = 1 << 20
+    one.on_head(ResponseHead(200, [], None, b"text/event-stream"))
+    words = ResponsesWords({"instructions": "x" * (1 << 20)}, ["a"], "", None)
+    early = b"".join(words.events()[:2])
+    for begin in range(0, len(early), 1 << 12):
+        one.on_body(early[begin : begin + (1 << 12)])
+    assert (len(looks), heard.said) == (2, b"")
+    one.on_body(words.events()[2])
+    assert early + words.events()[2] in heard.said
+
+
+def test_events_that_repeat_more_than_the_request_can_be_are_relayed() -> None:
+    heard = Heard()
+    one = relay(heard, RESPONSES)
+    one.on_head(ResponseHead(200, [], None, b"text/event-stream"))
+    one.on_body(b"event: response.created\ndata: " + b"x" * MAX_FIRST_EVENT_BYTES)
+    assert len(heard.said) > MAX_FIRST_EVENT_BYTES

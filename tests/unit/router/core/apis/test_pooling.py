@@ -128,3 +128,22 @@ def test_an_alias_and_a_bad_body_are_as_elsewhere() -> None:
     assert b"".join(parse_scoring(raw).for_model(b'"e5"').for_decode(None)) == raw[:-1] + b',"model":"e5"}'
     with pytest.raises(BadBody):
         parse_scoring(b"[]")
+
+
+def test_a_body_is_a_bad_one_or_a_good_one_at_each_depth() -> None:
+    """The second scan has less room on the stack than the first one."""
+    seen = set()
+    for depth in range(900, 1100):
+        raw = b'{"query":"abc","documents":[' + b"[" * depth + b"]" * depth + b",1]}"
+        try:
+            seen.add(bool(parse_scoring(raw).estimated_prompt_tokens))
+        except BadBody:
+            seen.add(False)
+    assert seen == {True, False}
+
+
+def test_no_score_outweighs_all_other_requests() -> None:
+    raw = json.dumps({"query": "q" * 400_000, "documents": [""] * 100_000}).encode()
+    assert parse_scoring(raw).estimated_prompt_tokens == 129 * (len(raw) // 4)
+    raw = json.dumps({"query": "q" * 400_000, "documents": ["", ""]}).encode()
+    assert parse_scoring(raw).estimated_prompt_tokens == len(raw) // 4 + (32 << 10)

@@ -83,6 +83,7 @@ def test_another_dialects_parameters_stay_as_they_are() -> None:
     [
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, {"include": None, "top_logprobs": 0}),
         ({"enable_response_messages": True}, {"enable_response_messages": False}),
+        ({"metadata": {"a": "b"}}, {"metadata": None}),
     ],
 )
 def test_prefills_answer_has_nothing_that_only_the_clients_needs(
@@ -147,6 +148,7 @@ def test_values_that_ask_for_nothing_are_served(fields: dict[str, Any]) -> None:
         ({"background": True}, "background is set"),
         ({"background": "true"}, "background is set"),
         ({"stop": "e"}, "stop is set"),
+        ({"metadata": {"a": "x" * (64 << 10)}}, "metadata has more than 65536 bytes"),
         ({"stop": ["e"]}, "stop is set"),
         *(
             ({"tools": [{"type": "function"}, {"type": kind}]}, f"a tool has type {kind}")

@@ -110,7 +110,7 @@ def posted(url: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(f"{url}/v1/responses", json=body, headers=CODEX_HEADERS, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("is_stream", [pytest.param(False, marks=pytest.mark.costly), True])
 @pytest.mark.parametrize("name", BODIES)
 def test_an_answer_is_the_single_engines(servers: tuple[Pool, Server], name: str, is_stream: bool) -> None:
     pool, engine = servers

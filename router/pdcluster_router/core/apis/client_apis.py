@@ -57,12 +57,6 @@ class ClientApi:
     begins_early: bool = False
     """Whether vLLM begins a stream before its engine works. Its first events then repeat the request, and vLLM cuts the
     stream where those of other APIs tell an error. Prefill's answer repeats the request too."""
-
-    def most_repeated(self, num_body_bytes: int) -> int:
-        """The most bytes with which an answer's begin may repeat a request of ``num_body_bytes``: two events do so, in
-        which vLLM writes out keys that the client left out."""
-        return 8 * num_body_bytes if self.begins_early else 0
-
     shows_broken: bool = True
     """Whether an answer that its engine gave up looks broken to its client. If not, the router must see each answer."""
     held: Callable[[int], None] | None = None
@@ -71,8 +65,12 @@ class ClientApi:
     for_less: str = "ask for less at once"
     """The advice to a client whose answer is too large."""
     is_pooling: bool = False
-    """Whether one decode engine serves each request by itself, beside a prefill engine or not; its answer has no
-    tokens."""
+    """Whether one decode engine serves each request by itself, without a prefill engine. Its answer has no tokens."""
+
+    def most_repeated(self, num_body_bytes: int) -> int:
+        """The most bytes with which an answer's begin may repeat a request of ``num_body_bytes``: two events do so, in
+        which vLLM writes out keys that the client left out."""
+        return 8 * num_body_bytes if self.begins_early else 0
 
 
 OPENAI: Final = ClientApi(

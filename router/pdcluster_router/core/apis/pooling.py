@@ -125,11 +125,8 @@ def _tokens_again(one: msgspec.Raw, others: msgspec.Raw) -> int:
     if one is ABSENT or others is ABSENT:
         return 0
     text = bytes(one)
-    return (
-        0
-        if _num_texts(text) > 1
-        else (_num_texts(bytes(others)) - 1) * min(estimate_prompt_tokens(text), _MOST_REPEATED)
-    )
+    num_again = 0 if _num_texts(text) > 1 else _num_texts(bytes(others)) - 1
+    return num_again * min(estimate_prompt_tokens(text), _MOST_REPEATED)
 
 
 def _num_texts(texts: bytes) -> int:

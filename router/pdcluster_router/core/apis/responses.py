@@ -11,7 +11,7 @@ connector to say that it has not (``pdcluster_protocol/whole.py``), and an answe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -157,10 +157,11 @@ def parse_responses(raw: Bytes) -> ResponsesBody:
 
     Raises:
         BadBody: It is not a JSON object, its ``vllm_xargs`` names transfer parameters, or it asks for what is not
-            served: a stored response, one in the background, a stop text, or a tool that vLLM calls by itself.
+            served: a stored response, one in the background, a stop text, long metadata, or a tool that vLLM calls by
+            itself.
     """
     begin, said = scanned(raw, _SAID)
-    for problem in _not_served(said):
+    if problem := next(_not_served(said), ""):
         raise BadBody(problem)
     is_stream, num_tokens = bytes(said.stream) in TRUE_FORMS, estimate_prompt_tokens(raw)
     return ResponsesBody(raw, begin, raw.rindex(b"}"), said, is_stream, num_tokens, said.model, b"")
@@ -175,7 +176,7 @@ def unfinished(answer: Bytes) -> str:
         return NOT_WHOLE
 
 
-def _not_served(said: ResponsesSaid) -> Iterable[str]:
+def _not_served(said: ResponsesSaid) -> Iterator[str]:
     """The demands of the client that are not met, each with the cure."""
     if not is_neutral(said.previous_response_id, ()):
         yield "previous_response_id is set, and no response is stored here: send the whole conversation as input"

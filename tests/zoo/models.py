@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from zoo.weights import Recipe
+from zoo.weights import VOCAB, Recipe
 
 _SIZES: Final[dict[str, Any]] = {
     "hidden_size": 256,
@@ -203,18 +203,43 @@ MAMBA2: Final = Recipe(
     },
 )
 """State only, no attention."""
-
-ALL: Final[tuple[Recipe, ...]] = (
-    *(llama(kv_heads) for kv_heads in (8, 4, 2, 1)),
-    LLAMA_6KV,
-    DRAFT,
-    EAGLE,
-    MIXTRAL,
-    QWEN3_MOE,
-    MISTRAL,
-    GEMMA2,
-    GEMMA3,
-    DEEPSEEK,
-    QWEN3_NEXT,
-    MAMBA2,
+QWEN2_VL: Final = Recipe(
+    "qwen2-vl",
+    "Qwen2VLConfig",
+    {
+        "text_config": {
+            **_SIZES,
+            "vocab_size": VOCAB,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+        },
+        "vision_config": {
+            "depth": 2,
+            "embed_dim": 64,
+            "num_heads": 4,
+            "mlp_ratio": 2,
+            "hidden_size": 256,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+    },
+    special_words={
+        "vision_start_token_id": "<|vision_start|>",
+        "image_token_id": "<|image_pad|>",
+        "video_token_id": "<|video_pad|>",
+        "vision_end_token_id": "<|vision_end|>",
+    },
+    image_processor={
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+        "min_pixels": 56 * 56,
+        "max_pixels": 28 * 28 * 400,
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+    },
 )
+"""Sees: a token for each 28 x 28 pixels, up to 400 of an image. Words behind an image have positions that depend on its
+height and width (M-RoPE)."""

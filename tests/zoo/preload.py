@@ -15,6 +15,7 @@ What vLLM assumes, and what is changed here, for speed only:
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any, Final
 
 from pdcluster_cli.processes.zygote_process import import_if_there
@@ -34,6 +35,8 @@ ARCHITECTURES: Final = {
     "Mamba2ForCausalLM": "mamba2",
 }
 """Class to module; the tiny models of ``models.py``."""
+SEEING: Final = {"Qwen2VLForConditionalGeneration": "qwen2_vl"}
+"""Those that need torchvision, which the environments of other versions of vLLM lack (``make versions``)."""
 MODULES: Final = (
     "model_hosting_container_standards.sagemaker",
     "transformers.integrations.mistral.tokenizer",
@@ -72,7 +75,8 @@ VERSION: Final = tuple(map(int, importlib.import_module("vllm").__version__.spli
 
 def register_models() -> None:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
-    for architecture, module in ARCHITECTURES.items():
+    seeing = SEEING if importlib.util.find_spec("torchvision") else {}
+    for architecture, module in {**ARCHITECTURES, **seeing}.items():
         name = "DeepSeekMTP" if architecture == "DeepSeekMTPModel" else architecture
         registry.register_model(architecture, getattr(importlib.import_module(_MODELS + module), name))
 

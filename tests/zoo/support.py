@@ -36,6 +36,7 @@ START: Final = "tests/unit/connector/vllm/test_options.py::"
 MESSAGES: Final = "tests/integration/test_anthropic_sdk.py::"
 EXACT: Final = "tests/integration/test_exact.py::"
 LOCAL: Final = "tests/integration/test_local_prefill.py::"
+IMAGES: Final = "tests/integration/test_images.py::"
 
 
 class Where(Enum):
@@ -97,6 +98,11 @@ MODELS: Final = (
         "bfloat16; state leaves at the end of a step: [0021](decisions/0021-state-at-unequal-tp.md)"),
     Row("Mamba2", "state only; TP 2 to 1, 1 to 2, 2 to 2", _ENGINES,
         pools("mamba2", "mamba2 2 to 1", "mamba2 1 to 2", "mamba2 2 to 2")),
+    Row("Qwen2-VL", "images; positions that depend on them (M-RoPE)", _ENGINES,
+        (IMAGES + "test_chats_with_images_answer_like_a_single_engine",
+         IMAGES + "test_an_image_behind_a_url_is_pushed_if_both_engines_get_the_same_one_and_never_if_not",
+         IMAGES + "test_other_apis_bring_images_too"),
+        "[0045](decisions/0045-images.md)"),
 )  # fmt: skip
 OPTIONS: Final = (
     Row("Llama", "prefix caching on both, one or no side; chunked prefill", _ENGINES,

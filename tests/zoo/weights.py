@@ -36,6 +36,10 @@ class Recipe:
     head_std: float = 0.3
     mtp_layers: int = 0
     """Layers for multi-token prediction, which transformers leaves out: of DeepSeek and of Qwen3-Next."""
+    special_words: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Words behind the tokenizer's own, by the keyword of the config that has their token: of images, as a rule."""
+    image_processor: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """What ``preprocessor_config.json`` says, of a model that sees."""
     is_eagle_head: bool = False
     """The layers guess for another model, from what it has computed and with its embeddings and head."""
     seed: int = 7
@@ -53,9 +57,13 @@ def _digest(recipe: Recipe) -> str:
 
 def _write_model(recipe: Recipe, folder: Path) -> None:
     torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
-    config = getattr(transformers, recipe.config_class)(**{"vocab_size": VOCAB, "dtype": "float32", **recipe.config})
+    words = _write_tokenizer(recipe, folder)
+    config = getattr(transformers, recipe.config_class)(
+        **{"vocab_size": VOCAB, "dtype": "float32", **recipe.config, **words}
+    )
     torch.manual_seed(recipe.seed)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    kind = transformers.AutoModelForImageTextToText if recipe.image_processor else transformers.AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if (std := _std_of(recipe, name, parameter.dim())) is not None:
@@ -65,9 +73,22 @@ def _write_model(recipe: Recipe, folder: Path) -> None:
         _add_mtp_layers(recipe, folder)
     if recipe.is_eagle_head:
         _make_eagle_head(recipe, folder)
+
+
+def _write_tokenizer(recipe: Recipe, folder: Path) -> dict[str, int]:
+    """The tiny Llama's, with the special words; their tokens."""
     tiny = ensure_tiny_model()
     for file in _TOKENIZER_FILES:
         shutil.copy(tiny / file, folder / file)
+    if recipe.image_processor:
+        (folder / "preprocessor_config.json").write_text(json.dumps(dict(recipe.image_processor), indent=1))
+    if not recipe.special_words:
+        return {}
+    tokenizers = importlib.import_module("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens([tokenizers.AddedToken(word, special=True) for word in recipe.special_words.values()])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return {name: tokenizer.token_to_id(word) for name, word in recipe.special_words.items()}
 
 
 def _std_of(recipe: Recipe, name: str, num_dims: int) -> float | None:

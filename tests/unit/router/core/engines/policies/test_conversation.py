@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from integration.pictures import data_url, png
 from pdcluster_router.core.apis.rewrite import parse_body
 from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.engines.policies.conversation import LEAST_BYTES, OPENING_BYTES, SESSION_HEADERS, number_of
@@ -126,3 +127,15 @@ def test_messages_that_are_none_have_some_number_or_no_body(messages: str) -> No
         assert number(raw) is not None
     else:
         assert number(raw) is None
+
+
+def test_questions_about_one_image_belong_together_and_those_about_another_one_do_not() -> None:
+    first, other = (data_url(png(64, 64, seed)) for seed in (1, 2))
+    assert len(first) > OPENING_BYTES
+
+    def about(url: str, question: str) -> int | None:
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": question}]
+        return number({"messages": [{"role": "user", "content": parts}]})
+
+    assert about(first, "What is it?") == about(first, "Who drew it?")
+    assert about(first, "What is it?") != about(other, "What is it?")

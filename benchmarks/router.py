@@ -114,7 +114,7 @@ class FakeEngines:
 
     def _reserve(self, caller: Peer, peer: Peer, params: dict[str, object]) -> None:
         self._waiting[caller] = peer
-        body = json.dumps(to_wire(_reservation(params))).encode()
+        body = reservation_for(params)
         caller.transport.write(request_bytes(METASERVER_PATH, body, f"{SEAL_HEADER}: {SECRET.seal_call(body)}\r\n"))
 
     def _outcome(self, caller: Peer, body: bytes) -> None:
@@ -125,6 +125,11 @@ class FakeEngines:
 
 def _address_in(params: dict[str, object]) -> str:
     return str(params["metaserver"]).split("/")[2]
+
+
+def reservation_for(params: dict[str, object]) -> bytes:
+    """What decode tells the router that sent these ``kv_transfer_params``."""
+    return json.dumps(to_wire(_reservation(params))).encode()
 
 
 def _reservation(params: dict[str, object]) -> Reservation:

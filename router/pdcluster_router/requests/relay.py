@@ -5,8 +5,9 @@
        +--error before it--> one HTTP error  +--lost--> an SSE error event, then a cut
 
 vLLM sends ``200`` and headers before it knows that the request works. So the relay holds back status and
-headers until it has the first byte of a plain answer, or the event of a stream that would be an error. Errors are
-collected whole, and so are plain answers, if their API shows only at the end whether they are whole.
+headers until it has the event of a stream that would be an error, or the first bytes of a plain answer: all of a short
+one, so that another engine may still answer if this one dies. Errors are collected whole, and so are plain answers of
+any length, if their API shows only at the end whether they are whole.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pdcluster_router.http.cycle import JSON, HotCycle
 
 MAX_ERROR_BYTES: Final = 1 << 20
 """An error answer longer than this is cut off: it is no message for people."""
+MOST_AWAITED_BYTES: Final = 256 << 10
+"""A plain answer of up to this length goes to its client when all of it is here: as much as is read at once."""
 
 _OURS: Final = frozenset(
     (
@@ -322,6 +325,8 @@ class Relay:
             self._break_off("it did not stream, as it was asked to")
         elif self._api.unfinished is not None and not self._is_event_stream:
             self._look_at_the_length()
+        elif not self._is_event_stream and len(self._held) < (head.content_length or 0) <= MOST_AWAITED_BYTES:
+            return
         elif why := first_mark(self._held, self._marks)[1]:
             self._break_off(why)
         elif not self._is_event_stream:

@@ -14,7 +14,7 @@ from pdcluster_router.core.apis.sse import GAVE_UP, MAX_FIRST_EVENT_BYTES
 from pdcluster_router.core.clients.room import Room
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
-from pdcluster_router.requests.relay import MAX_ERROR_BYTES, DecodeRefusal, Relay
+from pdcluster_router.requests.relay import MAX_ERROR_BYTES, MOST_AWAITED_BYTES, DecodeRefusal, Relay
 
 
 class Nobody:
@@ -148,11 +148,14 @@ def test_a_first_event_that_is_no_error_message_any_more_is_relayed() -> None:
     assert b"data: xxx" in heard.said
 
 
-@pytest.mark.parametrize("content_length", [None, 29, 30])
-def test_a_plain_answer_that_its_engine_gives_up_behind_its_first_part_is_lost(content_length: int | None) -> None:
-    json = ResponseHead(200, [], content_length, b"application/json")
+@pytest.mark.parametrize(("length", "told"), [(None, ["begins"]), (MOST_AWAITED_BYTES + 1, ["begins"]), (29, [])])
+def test_a_plain_answer_that_its_engine_gives_up_behind_its_first_part_is_lost(
+    length: int | None, told: list[str]
+) -> None:
+    """A short one before the client has a byte of it."""
+    json = ResponseHead(200, [], length, b"application/json")
     heard, call = answered(OPENAI, json, b'{"a":', b'"finish_reason":"abort"}')
-    assert (heard.told, call.is_closed) == (["begins", "it broke off its answer: it gave the request up"], True)
+    assert (heard.told, call.is_closed) == ([*told, "it broke off its answer: it gave the request up"], True)
     assert b"abort" not in heard.said
 
 
@@ -207,3 +210,19 @@ def test_events_that_repeat_more_than_the_request_can_be_are_relayed() -> None:
     one.on_head(ResponseHead(200, [], None, b"text/event-stream"))
     one.on_body(b"event: response.created\ndata: " + b"x" * MAX_FIRST_EVENT_BYTES)
     assert len(heard.said) > MAX_FIRST_EVENT_BYTES
+
+
+@pytest.mark.parametrize("num_bytes", [2, MOST_AWAITED_BYTES])
+def test_a_short_plain_answer_goes_when_it_is_whole(num_bytes: int) -> None:
+    json = ResponseHead(200, [], num_bytes, b"application/json")
+    heard, _ = answered(OPENAI, json, b"x" * (num_bytes - 1))
+    assert (heard.told, heard.said) == ([], b"")
+    heard, _ = answered(OPENAI, json, b"x" * (num_bytes - 1), b"x")
+    assert heard.told == ["begins"]
+    assert heard.said.endswith(b"x" * num_bytes)
+
+
+@pytest.mark.parametrize("length", [MOST_AWAITED_BYTES + 1, None])
+def test_a_long_one_and_one_of_unknown_length_go_as_they_come(length: int | None) -> None:
+    heard, _ = answered(OPENAI, ResponseHead(200, [], length, b"application/json"), b"x")
+    assert heard.told == ["begins"]

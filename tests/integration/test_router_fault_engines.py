@@ -1,0 +1,42 @@
+"""The engines of ``benchmarks.router_faults``, with our own router: a fault is one, and without one all is right."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.fault_engines import Fault, Role
+from benchmarks.router_contenders import CONTENDERS, OURS, Flow
+from benchmarks.router_faults import Case, Ends, Leaving, Outcome, Stops, strike
+
+from patience import PATIENCE_S
+
+pytestmark = [pytest.mark.anyio, pytest.mark.costly]
+
+OUR_ROUTER = next(one for one in CONTENDERS if one.name == OURS and one.flow is Flow.PREFILL_DECODE)
+NUM = 4
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_without_a_fault_each_answer_is_right(is_stream: bool) -> None:
+    ends = await strike(OUR_ROUTER, Case(Role.DECODE, Fault.NONE, is_stream), NUM, PATIENCE_S)
+    assert isinstance(ends, Ends)
+    assert ends.outcomes == {Outcome.RIGHT: NUM}
+
+
+async def test_a_stream_that_decode_breaks_off_ends_with_an_error() -> None:
+    ends = await strike(OUR_ROUTER, Case(Role.DECODE, Fault.DIES_IN_ANSWER), NUM, PATIENCE_S)
+    assert isinstance(ends, Ends)
+    assert ends.outcomes[Outcome.ERROR] > 0
+    assert ends.outcomes[Outcome.ERROR] + ends.outcomes[Outcome.RIGHT] == NUM
+
+
+async def test_a_short_answer_that_decode_breaks_off_is_given_by_another_engine() -> None:
+    ends = await strike(OUR_ROUTER, Case(Role.DECODE, Fault.DIES_IN_ANSWER, is_stream=False), NUM, PATIENCE_S)
+    assert isinstance(ends, Ends)
+    assert ends.outcomes == {Outcome.RIGHT: NUM}
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_engines_stop_for_clients_that_leave(role: Role) -> None:
+    stops = await strike(OUR_ROUTER, Leaving(role), NUM, PATIENCE_S)
+    assert isinstance(stops, Stops)
+    assert stops.after_s is not None

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from benchmarks.router import ANSWER_FIELDS, SECRET, request_bytes, reservation_for
 
+from pdcluster_protocol.labels import Role
 from pdcluster_protocol.metaserver import METASERVER_PATH, SEAL_HEADER
 
 EVENTS: Final = tuple(
@@ -29,7 +30,7 @@ EVENTS: Final = tuple(
 )
 DONE: Final = b"data: [DONE]\n\n"
 STREAM: Final = b"".join(EVENTS) + DONE
-"""What a client has of a whole stream."""
+"""The body of a whole stream."""
 PLAIN: Final = json.dumps(ANSWER_FIELDS).encode()
 """A whole answer that is no stream."""
 DIES_AFTER_S: Final = 0.2
@@ -41,16 +42,11 @@ ROOM_S: Final = 60.0
 _LOOK_S: Final = 0.01
 """How often an engine looks whether its caller has hung up."""
 _INFO: Final = json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}).encode()
-"""What is answered to any question, as after health or models."""
-
-
-class Role(StrEnum):
-    PREFILL = "prefill"
-    DECODE = "decode"
+"""The answer to each GET, such as ``/health`` and ``/v1/models``."""
 
 
 class Fault(StrEnum):
-    """What is wrong with an engine."""
+    """The fault of an engine."""
 
     NONE = "nothing"
     DOWN = "is down: its port is closed"
@@ -62,7 +58,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a router asks an engine."""
+    """A router's request to an engine."""
 
     method: bytes
     body: dict[str, Any]
@@ -74,7 +70,7 @@ class Request:
 
 @dataclass
 class Rooms:
-    """Which hand-overs prefill has done, by ``bootstrap_room``."""
+    """The hand-overs that prefill has done, by ``bootstrap_room``."""
 
     done: dict[int, asyncio.Event] = field(default_factory=dict)
 
@@ -82,7 +78,8 @@ class Rooms:
         return self.done.setdefault(room, asyncio.Event())
 
     async def has(self, room: int | None) -> bool:
-        """Whether prefill has done it, within ``ROOM_S``. None: of a router that asks prefill first."""
+        """Whether prefill has done ``room``, after ``ROOM_S`` at most. ``room`` is None where the router asks prefill
+        first."""
         if room is None:
             return True
         with suppress(TimeoutError):
@@ -141,7 +138,7 @@ class Engine:
     async def _answered(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Whether it has answered. Else the router has hung up, or the engine is dead."""
         if request.is_question and self.fault is not Fault.SILENT:
-            writer.write(whole(200, _INFO))
+            writer.write(json_answer(200, _INFO))
             return True
         work = asyncio.create_task(self._work(request, writer))
         try:
@@ -165,7 +162,7 @@ class Engine:
         if self.fault is Fault.SILENT:
             await asyncio.Event().wait()
         if self.fault is Fault.REFUSES:
-            writer.write(whole(500, b'{"error":{"message":"no","type":"server_error","code":500}}'))
+            writer.write(json_answer(500, b'{"error":{"message":"no","type":"server_error","code":500}}'))
             return True
         if self.fault is Fault.DIES:
             await asyncio.sleep(DIES_AFTER_S)
@@ -175,7 +172,9 @@ class Engine:
     async def _prefill(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
         await asyncio.sleep(self.work_s)
         self._rooms.of(body.get("bootstrap_room", 0)).set()
-        writer.write(whole(200, json.dumps({**ANSWER_FIELDS, "kv_transfer_params": {"remote_host": "x"}}).encode()))
+        writer.write(
+            json_answer(200, json.dumps({**ANSWER_FIELDS, "kv_transfer_params": {"remote_host": "x"}}).encode())
+        )
         return True
 
     async def _decode(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
@@ -184,12 +183,12 @@ class Engine:
             await _reserved(params) if "metaserver" in params else await self._rooms.has(body.get("bootstrap_room"))
         )
         if not has_kv:
-            writer.write(whole(500, b'{"error":{"message":"no KV came","type":"server_error","code":500}}'))
+            writer.write(json_answer(500, b'{"error":{"message":"no KV came","type":"server_error","code":500}}'))
             return True
         return await (self._stream(writer) if body.get("stream") else self._say(writer))
 
     async def _say(self, writer: asyncio.StreamWriter) -> bool:
-        answer = whole(200, PLAIN)
+        answer = json_answer(200, PLAIN)
         writer.write(answer[: len(answer) // 2] if self.fault is Fault.DIES_IN_ANSWER else answer)
         await writer.drain()
         await asyncio.sleep(self.event_s)
@@ -207,7 +206,7 @@ class Engine:
         return True
 
 
-def whole(status: int, body: bytes) -> bytes:
+def json_answer(status: int, body: bytes) -> bytes:
     """An HTTP answer of JSON."""
     head = f"HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
@@ -218,7 +217,7 @@ def _has_hung_up(reader: asyncio.StreamReader) -> bool:
 
 
 async def _read(reader: asyncio.StreamReader) -> Request | None:
-    """None: the connection has ended, or is none of HTTP/1.1, as sglang-router tries first."""
+    """None: the connection has ended, or speaks HTTP/2, which sglang-router tries first."""
     try:
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError:

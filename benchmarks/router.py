@@ -128,7 +128,7 @@ def _address_in(params: dict[str, object]) -> str:
 
 
 def reservation_for(params: dict[str, object]) -> bytes:
-    """What decode tells the router that sent these ``kv_transfer_params``."""
+    """Decode's call to the router that sent these ``kv_transfer_params``."""
     return json.dumps(to_wire(_reservation(params))).encode()
 
 

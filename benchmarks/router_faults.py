@@ -1,9 +1,9 @@
-"""Lets the same twelve faults strike each router, and tells what clients got and how long it took.
+"""Applies twelve faults to each router, and prints what its clients got and how long it took.
 
     .venv/bin/python -m benchmarks.router_faults [--requests 20] [--limit 180] [--routers NAME ...] [--write]
 
-Two prefill and two decode engines without a model, each router by P/D with its own defaults. A fault strikes one
-engine, or the clients leave. Each fault has engines and a router of its own, started for it.
+Two prefill and two decode engines without a model, each router by P/D with its own defaults, but the peers with
+``--policy round_robin``. A fault is one engine's, or the clients leave. Each fault has engines and a router of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from typing import Final
 
 import httpx
 from benchmarks.client import BenchmarkError
-from benchmarks.fault_engines import PLAIN, ROOM_S, STREAM, Engine, Fault, Role, Rooms
+from benchmarks.fault_engines import PLAIN, ROOM_S, STREAM, Engine, Fault, Rooms
 from benchmarks.figures import format_table, write_page
 from benchmarks.places import free_port
 from benchmarks.router import PATH
 from benchmarks.router_contenders import CONTENDERS, OURS, SETUP, Contender, Flow, running
 from benchmarks.router_peers import widened
 
-LEAVING: Final = 4
+from pdcluster_protocol.labels import Role
+
+NUM_LEAVING: Final = 4
 """Clients that leave."""
 STOPS_WITHIN_S: Final = 5.0
 """How long it is watched whether engines stop for clients that have left."""
@@ -38,7 +40,7 @@ _LONG_S: Final = 60.0
 
 
 class Outcome(StrEnum):
-    """What one client has in the end."""
+    """How one request ended for its client."""
 
     RIGHT = "right"
     ERROR = "error"
@@ -52,7 +54,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class EngineFault:
     """A fault of one of two engines of a role. ``is_stream``: what clients ask for."""
 
     role: Role
@@ -62,7 +64,7 @@ class Case:
     @property
     def name(self) -> str:
         asked = "" if self.is_stream or self.fault is not Fault.DIES_IN_ANSWER else ", which is no stream"
-        return f"a {self.role} engine {self.fault}{asked}"
+        return f"a {self.role.value} engine {self.fault}{asked}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,14 @@ class Leaving:
 
     @property
     def name(self) -> str:
-        return f"clients leave while {self.role} works"
+        return f"clients leave while {self.role.value} works"
 
 
-FAULTS: Final[tuple[Case | Leaving, ...]] = (
-    *(Case(Role.PREFILL, fault) for fault in (Fault.DOWN, Fault.REFUSES, Fault.SILENT, Fault.DIES)),
-    *(Case(Role.DECODE, fault) for fault in (Fault.DOWN, Fault.REFUSES, Fault.SILENT, Fault.DIES)),
-    Case(Role.DECODE, Fault.DIES_IN_ANSWER),
-    Case(Role.DECODE, Fault.DIES_IN_ANSWER, is_stream=False),
+CASES: Final[tuple[EngineFault | Leaving, ...]] = (
+    *(EngineFault(Role.PREFILL, fault) for fault in (Fault.DOWN, Fault.REFUSES, Fault.SILENT, Fault.DIES)),
+    *(EngineFault(Role.DECODE, fault) for fault in (Fault.DOWN, Fault.REFUSES, Fault.SILENT, Fault.DIES)),
+    EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER),
+    EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER, is_stream=False),
     Leaving(Role.PREFILL),
     Leaving(Role.DECODE),
 )
@@ -123,7 +125,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(contender: Contender) -> AsyncIterator[Scene]:
+async def running_scene(contender: Contender) -> AsyncIterator[Scene]:
     """All answer. The router is another process."""
     rooms = Rooms()
     engines = {role: [Engine(role, rooms), Engine(role, rooms)] for role in Role}
@@ -167,63 +169,69 @@ def _client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None))
 
 
-async def fail(place: Scene, case: Case, request: bytes, num: int, limit_s: float) -> Ends:
+async def fail(scene: Scene, case: EngineFault, request: bytes, num: int, limit_s: float) -> Ends:
     """Clients ask while the fault lasts, all at once."""
-    await place.engines[case.role][0].strike(case.fault)
+    await scene.engines[case.role][0].strike(case.fault)
     body = widened(request, stream=case.is_stream)
     began = time.monotonic()
     async with _client() as client:
-        asked = (ask(client, place.url + PATH, body, limit_s, is_stream=case.is_stream) for _ in range(num))
+        asked = (ask(client, scene.url + PATH, body, limit_s, is_stream=case.is_stream) for _ in range(num))
         outcomes = await asyncio.gather(*asked)
     return Ends(Counter(outcomes), time.monotonic() - began)
 
 
-async def leave(place: Scene, case: Leaving, request: bytes) -> Stops:
-    """Clients leave once all of them are worked for.
+async def leave(scene: Scene, case: Leaving, request: bytes, limit_s: float, stops_within_s: float) -> Stops:
+    """Clients leave when each of them is being worked for.
 
     Raises:
-        TimeoutError: An engine does not get the requests.
+        TimeoutError: Engines do not get the requests within ``limit_s``.
     """
-    for engine in place.engines[case.role]:
+    for engine in scene.engines[case.role]:
         engine.work_s, engine.event_s = _LONG_S, _LONG_S
-    workers = place.engines[case.role]
+    workers = scene.engines[case.role]
     async with _client() as client:
         asked = [
-            asyncio.create_task(ask(client, place.url + PATH, widened(request, stream=True), _LONG_S, is_stream=True))
-            for _ in range(LEAVING)
+            asyncio.create_task(ask(client, scene.url + PATH, widened(request, stream=True), _LONG_S, is_stream=True))
+            for _ in range(NUM_LEAVING)
         ]
-        async with asyncio.timeout(10):
-            while sum(engine.num_working for engine in workers) < LEAVING:
+        async with asyncio.timeout(limit_s):
+            while sum(engine.num_working for engine in workers) < NUM_LEAVING:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.2)  # The first event of a stream reaches its client.
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-        return Stops(await _until_idle(place))
+        return Stops(await _until_idle(scene, stops_within_s))
 
 
-async def _until_idle(place: Scene) -> float | None:
+async def _until_idle(scene: Scene, within_s: float) -> float | None:
     left_at = time.monotonic()
-    while place.num_working():
-        if time.monotonic() - left_at > STOPS_WITHIN_S:
+    while scene.num_working():
+        if time.monotonic() - left_at > within_s:
             return None
         await asyncio.sleep(0.01)
     return time.monotonic() - left_at
 
 
-async def strike(contender: Contender, case: Case | Leaving, num: int, limit_s: float) -> Found:
-    """What one router makes of one fault."""
-    async with scene(contender) as place:
+async def run_case(
+    contender: Contender,
+    case: EngineFault | Leaving,
+    num: int,
+    limit_s: float,
+    stops_within_s: float = STOPS_WITHIN_S,
+) -> Found:
+    """The result of one fault with one router."""
+    async with running_scene(contender) as scene:
         if isinstance(case, Leaving):
-            return await leave(place, case, contender.body)
-        return await fail(place, case, contender.body, num, limit_s)
+            return await leave(scene, case, contender.body, limit_s, stops_within_s)
+        return await fail(scene, case, contender.body, num, limit_s)
 
 
 async def compare(contenders: Sequence[Contender], num: int, limit_s: float) -> dict[Contender, list[Found]]:
     """Each fault for all routers side by side: they mostly wait."""
     found: dict[Contender, list[Found]] = {contender: [] for contender in contenders}
-    for case in FAULTS:
-        ends = await asyncio.gather(*(strike(contender, case, num, limit_s) for contender in contenders))
+    for case in CASES:
+        ends = await asyncio.gather(*(run_case(contender, case, num, limit_s) for contender in contenders))
         for contender, end in zip(contenders, ends, strict=True):
             found[contender].append(end)
             print(f"{case.name}: {contender.name}: {end}", file=sys.stderr, flush=True)
@@ -232,7 +240,7 @@ async def compare(contenders: Sequence[Contender], num: int, limit_s: float) -> 
 
 def rows_of(found: Mapping[Contender, Sequence[Found]]) -> list[tuple[str, ...]]:
     """A row for each fault, and one with the sums."""
-    rows = [(case.name, *(str(one[i]) for one in found.values())) for i, case in enumerate(FAULTS)]
+    rows = [(case.name, *(str(one[i]) for one in found.values())) for i, case in enumerate(CASES)]
     return [*rows, ("**all**", *map(_sum_of, found.values()))]
 
 
@@ -246,7 +254,8 @@ def _sum_of(found: Sequence[Found]) -> str:
 
 
 EXPLAINED: Final = f"""requests for each fault, all at once, to two prefill and two decode engines without a model. One
-engine has the fault from before the first request. Each fault has a router of its own, started with its defaults.
+engine has the fault from before the clients' first request. Each fault has a router of its own, with its defaults, but
+the peers with `--policy round_robin`.
 
 - *Right*: the whole answer. *Error*: one clear error, as a status or as an event of the stream.
 - *Cut off*: the connection broke, and nothing says why. *Looks whole*: an answer that ended well and is not whole.
@@ -260,7 +269,13 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=20, help="for each fault")
     parser.add_argument("--limit", type=float, default=180.0, help="seconds after which a client counts as waiting")
     wanted = [contender for contender in CONTENDERS if contender.flow is Flow.PREFILL_DECODE]
-    parser.add_argument("--routers", nargs="+", default=[c.name for c in wanted], help=f"by name; ours is {OURS}")
+    parser.add_argument(
+        "--routers",
+        nargs="+",
+        choices=[c.name for c in wanted],
+        default=[c.name for c in wanted],
+        help=f"by name; ours is {OURS}",
+    )
     parser.add_argument("--write", action="store_true", help="write docs/router-faults.md")
     given = parser.parse_args()
     wanted = [contender for contender in wanted if contender.name in given.routers]

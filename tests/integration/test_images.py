@@ -1,7 +1,8 @@
-"""Prompts with images on real engines: the KV that prefill computed of a picture is what decode answers from.
+"""Prompts with images on real engines: decode answers from the KV that prefill computed of the pictures.
 
 The model is a tiny Qwen2-VL: positions of words depend on the images before them (M-RoPE), and decode works them out
-itself. vLLM gives decode no image to look at that lies among its computed tokens (0.32 ``v1/core/sched/scheduler.py``).
+itself. Where an image lies among computed tokens, vLLM does not give decode the image (0.32
+``v1/core/sched/scheduler.py``).
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
+from fakes.pictures import data_url, png
 from integration.harness import Harness, HttpError, Pool, Server, blocks_in_use, eventually, post_json
-from integration.pictures import data_url, png
 from zoo import models, pools
 from zoo.weights import ensure_model
 
@@ -162,8 +163,8 @@ def test_an_image_behind_a_url_is_pushed_if_both_engines_get_the_same_one_and_ne
     assert receipts == ["received", "failed"]
 
 
-def test_decode_computes_a_prompt_whose_image_changed_itself_where_it_may(harness: Harness, single: Server) -> None:
-    """The single engine tells what the picture that decode got makes of the question."""
+def test_decode_itself_computes_a_prompt_whose_image_has_changed(harness: Harness, single: Server) -> None:
+    """The single engine shows the right answers for the pictures that the camera gave."""
     model = ensure_model(models.QWEN2_VL)
     start = harness.start_pool(model=model, prefill_args=ARGS, decode_args=ARGS, load_failure_policy="recompute")
     num_before = len(Camera.seen)

@@ -1,13 +1,15 @@
-"""The engines of ``benchmarks.router_faults``, with our own router: a fault is one, and without one all is right."""
+"""The engines of ``benchmarks.router_faults``, with our own router: each fault has its effect, and without one every
+answer is right."""
 
 from __future__ import annotations
 
 import pytest
-from benchmarks.fault_engines import Fault, Role
+from benchmarks.fault_engines import Fault
 from benchmarks.router_contenders import CONTENDERS, OURS, Flow
-from benchmarks.router_faults import Case, Ends, Leaving, Outcome, Stops, strike
+from benchmarks.router_faults import Ends, EngineFault, Leaving, Outcome, Stops, run_case
 
 from patience import PATIENCE_S
+from pdcluster_protocol.labels import Role
 
 pytestmark = [pytest.mark.anyio, pytest.mark.costly]
 
@@ -17,26 +19,26 @@ NUM = 4
 
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_without_a_fault_each_answer_is_right(is_stream: bool) -> None:
-    ends = await strike(OUR_ROUTER, Case(Role.DECODE, Fault.NONE, is_stream), NUM, PATIENCE_S)
+    ends = await run_case(OUR_ROUTER, EngineFault(Role.DECODE, Fault.NONE, is_stream), NUM, PATIENCE_S)
     assert isinstance(ends, Ends)
     assert ends.outcomes == {Outcome.RIGHT: NUM}
 
 
 async def test_a_stream_that_decode_breaks_off_ends_with_an_error() -> None:
-    ends = await strike(OUR_ROUTER, Case(Role.DECODE, Fault.DIES_IN_ANSWER), NUM, PATIENCE_S)
+    ends = await run_case(OUR_ROUTER, EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER), NUM, PATIENCE_S)
     assert isinstance(ends, Ends)
     assert ends.outcomes[Outcome.ERROR] > 0
     assert ends.outcomes[Outcome.ERROR] + ends.outcomes[Outcome.RIGHT] == NUM
 
 
 async def test_a_short_answer_that_decode_breaks_off_is_given_by_another_engine() -> None:
-    ends = await strike(OUR_ROUTER, Case(Role.DECODE, Fault.DIES_IN_ANSWER, is_stream=False), NUM, PATIENCE_S)
+    ends = await run_case(OUR_ROUTER, EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER, is_stream=False), NUM, PATIENCE_S)
     assert isinstance(ends, Ends)
     assert ends.outcomes == {Outcome.RIGHT: NUM}
 
 
 @pytest.mark.parametrize("role", Role)
 async def test_engines_stop_for_clients_that_leave(role: Role) -> None:
-    stops = await strike(OUR_ROUTER, Leaving(role), NUM, PATIENCE_S)
+    stops = await run_case(OUR_ROUTER, Leaving(role), NUM, PATIENCE_S, PATIENCE_S)
     assert isinstance(stops, Stops)
     assert stops.after_s is not None

@@ -235,7 +235,7 @@ async def test_an_engine_that_fails_again_and_again_is_ejected_and_no_other_one(
 async def test_an_answer_that_is_cut_short_does_not_end_well(*, is_chunked: bool) -> None:
     async with running_rig() as rig:
         head = STREAM_HEAD.replace(b"text/event-stream; charset=utf-8", b"application/json")
-        whole = answer(200, "application/json", b"x" * 100_000)
+        whole = answer(200, "application/json", b"x" * 300_000)
         rig.decode.fault, rig.decode.raw = Fault.RAW, head + chunk(b"x" * 1000) if is_chunked else whole[:-1]
         client = await begin(rig, b'{"input":"a"}')
         (engine,) = rig.router.services.engines[Role.DECODE]

@@ -241,5 +241,5 @@ QWEN2_VL: Final = Recipe(
         "temporal_patch_size": 2,
     },
 )
-"""Sees: a token for each 28 x 28 pixels, up to 400 of an image. Words behind an image have positions that depend on its
-height and width (M-RoPE)."""
+"""Takes images: one token for each 28 x 28 pixels, at most 400 for an image. Words behind an image have positions that
+depend on its height and width (M-RoPE)."""

@@ -35,7 +35,7 @@ ARCHITECTURES: Final = {
     "Mamba2ForCausalLM": "mamba2",
 }
 """Class to module; the tiny models of ``models.py``."""
-SEEING: Final = {"Qwen2VLForConditionalGeneration": "qwen2_vl"}
+VISION: Final = {"Qwen2VLForConditionalGeneration": "qwen2_vl"}
 """Those that need torchvision, which the environments of other versions of vLLM lack (``make versions``)."""
 MODULES: Final = (
     "model_hosting_container_standards.sagemaker",
@@ -75,8 +75,8 @@ VERSION: Final = tuple(map(int, importlib.import_module("vllm").__version__.spli
 
 def register_models() -> None:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry").ModelRegistry
-    seeing = SEEING if importlib.util.find_spec("torchvision") else {}
-    for architecture, module in {**ARCHITECTURES, **seeing}.items():
+    vision = VISION if importlib.util.find_spec("torchvision") else {}
+    for architecture, module in {**ARCHITECTURES, **vision}.items():
         name = "DeepSeekMTP" if architecture == "DeepSeekMTPModel" else architecture
         registry.register_model(architecture, getattr(importlib.import_module(_MODELS + module), name))
 

@@ -163,7 +163,7 @@ class Exchange:
 
     def refused(self, refusal: DecodeRefusal) -> None:
         # vLLM says no more than "Internal server error" of a request whose KV did not come.
-        is_prefills_fault = refusal.status >= 500 and bool(self._prefill_failure) and not refusal.is_final
+        is_prefills_fault = refusal.status >= 500 and bool(self._prefill_failure)
         error = prefill_failed(self._prefill_failure) if is_prefills_fault else refusal
         self._verdict = Verdict(failed("decode answered an error"), error, metrics.Outcome.ENGINE_ERROR)
         if is_prefills_fault or refusal.is_final or refusal.status not in RETRIED_STATUSES:

@@ -150,8 +150,8 @@ class PrefillLeg:
         "_headers",
         "_is_over",
         "_is_resent",
+        "_max_echo_bytes",
         "_max_reply_bytes",
-        "_most_repeated",
         "_num_tokens",
         "_on_end",
         "_path",
@@ -169,7 +169,7 @@ class PrefillLeg:
         self._num_tokens = num_tokens
         self._head: ResponseHead | None = None
         self._reply: Bytes = b""
-        self._most_repeated = api.most_repeated
+        self._max_echo_bytes = api.max_echo_bytes
         self._max_reply_bytes = _MAX_REPLY_BYTES
         self._is_resent = False
         self._is_over = False
@@ -182,7 +182,7 @@ class PrefillLeg:
     def send(self, path: bytes, headers: bytes, body: Parts) -> None:
         """Sends the call."""
         self._path, self._headers, self._body = path, headers, body
-        self._max_reply_bytes = _MAX_REPLY_BYTES + self._most_repeated(len(body[0]))
+        self._max_reply_bytes = _MAX_REPLY_BYTES + self._max_echo_bytes(len(body[0]))
         self._post()
 
     def look(self, timeouts: Timeouts) -> None:

@@ -4,10 +4,10 @@
        |                                     |
        +--error before it--> one HTTP error  +--lost--> an SSE error event, then a cut
 
-vLLM sends ``200`` and headers before it knows that the request works. So the relay holds back status and
-headers until it has the event of a stream that would be an error, or the first bytes of a plain answer: all of a short
-one, so that another engine may still answer if this one dies. Errors are collected whole, and so are plain answers of
-any length, if their API shows only at the end whether they are whole.
+vLLM sends ``200`` and headers before it knows that the request works. So the relay holds back status and headers. Of a
+stream it waits for the first event, which may be an error. Of a plain answer it waits for the first bytes, and for all
+of a short one: if this engine dies, another one can still answer. Errors are collected whole, and so are plain answers
+of any length, if their API shows only at the end whether they are whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pdcluster_router.http.cycle import JSON, HotCycle
 MAX_ERROR_BYTES: Final = 1 << 20
 """An error answer longer than this is cut off: it is no message for people."""
 MOST_AWAITED_BYTES: Final = 256 << 10
-"""A plain answer of up to this length goes to its client when all of it is here: as much as is read at once."""
+"""A plain answer of at most this length is sent when all of it has come. asyncio reads as much at once."""
 
 _OURS: Final = frozenset(
     (
@@ -341,11 +341,11 @@ class Relay:
             self._break_off(f"it is longer than {MAX_ANSWER_BYTES} bytes")
 
     def _look_at_the_first_event(self, head: ResponseHead) -> None:
-        # Early events may be long and come in many pieces: not each piece costs a search from their begin.
+        # Early events may be long and come in many pieces: not every piece costs a search from the start.
         is_new = not self._api.begins_early or self._held.find(b"\n\n", max(0, self._num_looked_at - 1)) >= 0
         self._num_looked_at = len(self._held)
         begin, end = self._api.first_event(self._held) if is_new else (0, -1)
-        if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES + self._api.most_repeated(self._cycle.num_body_bytes):
+        if end < 0 and len(self._held) <= MAX_FIRST_EVENT_BYTES + self._api.max_echo_bytes(self._cycle.num_body_bytes):
             return
         event = bytes(self._held[begin:end]) if end >= 0 else b""
         if error := error_of(event):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from benchmarks.fault_engines import DONE, EVENTS, PLAIN, STREAM, Fault, Role
+from benchmarks.fault_engines import DONE, EVENTS, PLAIN, STREAM, Fault
 from benchmarks.router_contenders import Contender, Flow
-from benchmarks.router_faults import FAULTS, Case, Ends, Leaving, Outcome, Stops, judge, rows_of
+from benchmarks.router_faults import CASES, Ends, EngineFault, Leaving, Outcome, Stops, judge, rows_of
+
+from pdcluster_protocol.labels import Role
 
 
 @pytest.mark.parametrize(
@@ -31,9 +33,9 @@ def test_an_end_is_right_only_if_each_byte_is_there(
 
 
 def test_there_are_twelve_faults_with_a_name_each() -> None:
-    names = [case.name for case in FAULTS]
+    names = [case.name for case in CASES]
     assert len(set(names)) == 12
-    assert Case(Role.DECODE, Fault.DIES_IN_ANSWER).name == "a decode engine dies in the middle of its answer"
+    assert EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER).name == "a decode engine dies in the middle of its answer"
     assert Leaving(Role.PREFILL).name == "clients leave while prefill works"
 
 
@@ -43,6 +45,6 @@ def test_a_row_has_each_routers_ends_and_the_last_row_their_sums() -> None:
         Contender("ours", Flow.PREFILL_DECODE): [*ends, Stops(0.04), Stops(None)]
     }
     rows = rows_of(found)
-    assert rows[0] == (FAULTS[0].name, "3 right, 1 error; 0.0 s")
-    assert rows[10:12] == [(FAULTS[10].name, "stops in 0.0 s"), (FAULTS[11].name, "goes on")]
+    assert rows[0] == (CASES[0].name, "3 right, 1 error; 0.0 s")
+    assert rows[10:12] == [(CASES[10].name, "stops in 0.0 s"), (CASES[11].name, "goes on")]
     assert rows[12] == ("**all**", "30 right, 10 error; slowest: 4.5 s in the median; 1 of 2 stop")

@@ -47,8 +47,8 @@ class ClientApi:
     """Bytes that mark a stream as given up by its engine, each with the reason that the client is told. None: the marks
     of the engines' dialect."""
     unfinished: Callable[[Bytes], str] | None
-    """Says why an answer that is not streamed is not whole. None: the bytes of such an answer may go to the client as
-    they come."""
+    """Says why an answer that is not streamed is not whole. None: the router asks only HTTP whether such an answer is
+    whole, and a long one goes to the client as it comes."""
     prefill_problem: Callable[[Bytes], str]
     """Says why prefill has failed although its answer has status 200; empty: prefill has not failed."""
     not_served: Callable[[str], ApiError] | None = None
@@ -67,9 +67,9 @@ class ClientApi:
     is_pooling: bool = False
     """Whether one decode engine serves each request by itself, without a prefill engine. Its answer has no tokens."""
 
-    def most_repeated(self, num_body_bytes: int) -> int:
-        """The most bytes with which an answer's begin may repeat a request of ``num_body_bytes``: two events do so, in
-        which vLLM writes out keys that the client left out."""
+    def max_echo_bytes(self, num_body_bytes: int) -> int:
+        """The most bytes of early events that may repeat a request of ``num_body_bytes``. Two events do, and vLLM
+        writes defaults into them."""
         return 8 * num_body_bytes if self.begins_early else 0
 
 

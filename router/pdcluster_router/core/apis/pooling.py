@@ -34,9 +34,10 @@ SCORING_PATHS: Final = (
 )
 _MOST_COUNTED: Final = 1000
 """Of a longer list the strings are counted: to take 8 MiB of short ones apart would cost a second and 300 MB."""
-_MOST_REPEATED: Final = 32 << 10
-"""The most tokens of a text that count again. Few models have a longer context, and vLLM cuts the text to it."""
-_MOST_TIMES: Final = 128
+_MAX_QUERY_TOKENS: Final = 32 << 10
+"""The most tokens of a text that count again. Few models have a longer context. vLLM cuts a longer text only if the
+request asks for it."""
+_MAX_REPEATS: Final = 128
 """The most that repeated texts add, in times of the body's own tokens, so that no request outweighs all others."""
 
 
@@ -89,7 +90,7 @@ def parse_scoring(raw: Bytes) -> PoolingBody:
         again = max(_tokens_again(getattr(said, one), getattr(said, others)) for one, others in _SCORED)
     except RecursionError as error:  # This scan has a few frames more on the stack than the first one.
         raise BadBody("the request body is nested too deeply") from error
-    return _body_of(raw, begin, said, num_tokens + min(again, _MOST_TIMES * num_tokens))
+    return _body_of(raw, begin, said, num_tokens + min(again, _MAX_REPEATS * num_tokens))
 
 
 class SaidScoring(Said):
@@ -126,7 +127,7 @@ def _tokens_again(one: msgspec.Raw, others: msgspec.Raw) -> int:
         return 0
     text = bytes(one)
     num_again = 0 if _num_texts(text) > 1 else _num_texts(bytes(others)) - 1
-    return num_again * min(estimate_prompt_tokens(text), _MOST_REPEATED)
+    return num_again * min(estimate_prompt_tokens(text), _MAX_QUERY_TOKENS)
 
 
 def _num_texts(texts: bytes) -> int:

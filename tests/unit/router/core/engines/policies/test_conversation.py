@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from integration.pictures import data_url, png
+from fakes.pictures import data_url, png
 from pdcluster_router.core.apis.rewrite import parse_body
 from pdcluster_router.core.engines.placement import RequestFacts
 from pdcluster_router.core.engines.policies.conversation import LEAST_BYTES, OPENING_BYTES, SESSION_HEADERS, number_of

@@ -21,7 +21,7 @@ from pdcluster_cli.models.tiny_model import cache_root, ensure_folder, ensure_ti
 
 VOCAB: Final = 1024
 """The tiny Llama's; its tokenizer is ours."""
-_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ def _write_model(recipe: Recipe, folder: Path) -> None:
             if (std := _std_of(recipe, name, parameter.dim())) is not None:
                 parameter.normal_(0.0, std)
     model.save_pretrained(folder)
+    shutil.copy(ensure_tiny_model() / "generation_config.json", folder)  # In place of what transformers wrote.
     if recipe.mtp_layers:
         _add_mtp_layers(recipe, folder)
     if recipe.is_eagle_head:

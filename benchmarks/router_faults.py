@@ -35,7 +35,7 @@ NUM_LEAVING: Final = 4
 """Clients that leave."""
 STOPS_WITHIN_S: Final = 5.0
 """How long it is watched whether engines stop for clients that have left."""
-_LONG_S: Final = 60.0
+_LONG_S: Final = 3600.0
 """Work of an engine whose clients leave: it does not end by itself while it is watched."""
 
 
@@ -96,8 +96,12 @@ class Ends:
     slowest_s: float
 
     def __str__(self) -> str:
-        said = ", ".join(f"{self.outcomes[one]} {one}" for one in Outcome if self.outcomes[one])
-        return f"{said}; {self.slowest_s:.1f} s"
+        return f"{_counted(self.outcomes)}; {self.slowest_s:.1f} s"
+
+
+def _counted(outcomes: Counter[Outcome]) -> str:
+    """Example: ``3 right, 1 error``."""
+    return ", ".join(f"{outcomes[one]} {one}" for one in Outcome if outcomes[one])
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ async def ask(client: httpx.AsyncClient, url: str, body: bytes, limit_s: float, 
 
 
 def _client() -> httpx.AsyncClient:
-    """Without a limit of its own, and with as many connections as requests."""
+    """``ask`` has the limit. As many connections as requests."""
     return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None))
 
 
@@ -249,8 +253,7 @@ def _sum_of(found: Sequence[Found]) -> str:
     outcomes = sum((one.outcomes for one in ends), Counter[Outcome]())
     median = statistics.median(one.slowest_s for one in ends)
     stops = sum(isinstance(one, Stops) and one.after_s is not None for one in found)
-    said = ", ".join(f"{outcomes[one]} {one}" for one in Outcome if outcomes[one])
-    return f"{said}; slowest: {median:.1f} s in the median; {stops} of {len(found) - len(ends)} stop"
+    return f"{_counted(outcomes)}; slowest: {median:.1f} s in the median; {stops} of {len(found) - len(ends)} stop"
 
 
 EXPLAINED: Final = f"""requests for each fault, all at once, to two prefill and two decode engines without a model. One

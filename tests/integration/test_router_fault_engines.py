@@ -3,6 +3,8 @@ answer is right."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from benchmarks.fault_engines import Fault
 from benchmarks.router_contenders import CONTENDERS, OURS, Flow
@@ -17,24 +19,27 @@ OUR_ROUTER = next(one for one in CONTENDERS if one.name == OURS and one.flow is 
 NUM = 4
 
 
+async def outcomes_of(case: EngineFault) -> Counter[Outcome]:
+    ends = await run_case(OUR_ROUTER, case, NUM, PATIENCE_S)
+    assert isinstance(ends, Ends)
+    return ends.outcomes
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_without_a_fault_each_answer_is_right(is_stream: bool) -> None:
-    ends = await run_case(OUR_ROUTER, EngineFault(Role.DECODE, Fault.NONE, is_stream), NUM, PATIENCE_S)
-    assert isinstance(ends, Ends)
-    assert ends.outcomes == {Outcome.RIGHT: NUM}
+    outcomes = await outcomes_of(EngineFault(Role.DECODE, Fault.NONE, is_stream))
+    assert outcomes == {Outcome.RIGHT: NUM}
 
 
 async def test_a_stream_that_decode_breaks_off_ends_with_an_error() -> None:
-    ends = await run_case(OUR_ROUTER, EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER), NUM, PATIENCE_S)
-    assert isinstance(ends, Ends)
-    assert ends.outcomes[Outcome.ERROR] > 0
-    assert ends.outcomes[Outcome.ERROR] + ends.outcomes[Outcome.RIGHT] == NUM
+    outcomes = await outcomes_of(EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER))
+    assert outcomes[Outcome.ERROR] > 0
+    assert outcomes[Outcome.ERROR] + outcomes[Outcome.RIGHT] == NUM
 
 
 async def test_a_short_answer_that_decode_breaks_off_is_given_by_another_engine() -> None:
-    ends = await run_case(OUR_ROUTER, EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER, is_stream=False), NUM, PATIENCE_S)
-    assert isinstance(ends, Ends)
-    assert ends.outcomes == {Outcome.RIGHT: NUM}
+    outcomes = await outcomes_of(EngineFault(Role.DECODE, Fault.DIES_IN_ANSWER, is_stream=False))
+    assert outcomes == {Outcome.RIGHT: NUM}
 
 
 @pytest.mark.parametrize("role", Role)

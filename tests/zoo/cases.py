@@ -51,6 +51,8 @@ def _delta_net_without_cache(more_args: tuple[str, ...] = ()) -> Case:
 
 _CPU_MLA: Final = ("--attention-backend", "CPU_MLA")
 """On a CPU with AMX vLLM 0.32 takes another backend by itself, and that one ends an engine of float32."""
+_MLA_MTP: Final = speculative(method="mtp", num_speculative_tokens=1, attention_backend="CPU_MLA")
+"""A draft model has a backend of its own."""
 
 
 def _mla(args: tuple[str, ...] = (), prefill: Shape = ONE, decode: Shape = ONE) -> Case:
@@ -105,9 +107,9 @@ CASES: Final[Mapping[str, Callable[[], Case]]] = {
     "eagle": lambda: Case(_LLAMA, eagle()),
     "eagle on decode alone": lambda: Case(_LLAMA, decode=Shape(args=eagle())),
     "eagle on decode alone, pipeline 2 to 1": lambda: Case(_LLAMA, prefill=Shape(pp=2), decode=Shape(args=eagle())),
-    "mtp": lambda: _mla(MTP),
-    "mtp on decode alone": lambda: _mla(decode=Shape(args=MTP)),
-    "mtp on decode alone 1 to 2": lambda: _mla(decode=Shape(tp=2, args=MTP)),
+    "mtp": lambda: _mla(_MLA_MTP),
+    "mtp on decode alone": lambda: _mla(decode=Shape(args=_MLA_MTP)),
+    "mtp on decode alone 1 to 2": lambda: _mla(decode=Shape(tp=2, args=_MLA_MTP)),
     "fp8": lambda: Case(_LLAMA, ("--kv-cache-dtype", "fp8")),
     "fp8 2 to 1": lambda: Case(_LLAMA, ("--kv-cache-dtype", "fp8_e5m2"), prefill=TP2),
     "block 32": lambda: Case(_LLAMA, ("--block-size", "32")),

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.anyio
 NUM_MANY: Final = 10_000
 AT_ONCE_S: Final = PATIENCE_S / 4
 """Far below any limit of the gateway's in these tests, far above what a crowded machine takes for one error."""
+PROBE_S: Final = 1.0
+"""Envoy probes the picker at this interval."""
 ENDS: Final = (400, 500, 502, 503, 504)
 
 
@@ -84,6 +86,22 @@ async def test_a_request_that_waits_for_a_killed_picker_ends(fails_open: bool) -
             answers = await asyncio.gather(first, second, return_exceptions=True)
             assert not any(isinstance(one, TimeoutError) for one in answers), answers
             assert all(isinstance(one, BaseException) or one.status in ENDS for one in answers), answers
+
+
+@pytest.mark.parametrize("fails_open", [False, True], ids=["closed", "open"])
+async def test_a_picker_that_stands_still_for_two_probes_is_still_asked(fails_open: bool) -> None:
+    """As on a machine that gives it no time: requests wait for it, and none is an error or goes past it."""
+    async with scene(fails_open=fails_open) as (router, envoy):
+        os.kill(router.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(PROBE_S * 2)
+            asked = asyncio.create_task(envoy.ask(PROMPT))
+            await asyncio.sleep(PROBE_S / 2)
+            assert not asked.done()
+        finally:
+            os.kill(router.pid, signal.SIGCONT)
+        assert (await asked).status == 200
+        assert len(router.prefill.seen) == 1
 
 
 async def _queued(router: Scene, num: int) -> bool:

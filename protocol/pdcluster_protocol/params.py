@@ -157,12 +157,6 @@ DecodeCall: TypeAlias = Reservation | LocalPrefill
 """A call of decode to the metaserver."""
 
 
-class PushRefusal(msgspec.Struct, frozen=True):
-    """Prefill to router, in its answer's ``kv_transfer_params``: the prompt was computed but not pushed, and why."""
-
-    pdcluster_reason: str = ""
-
-
 class Receipt(msgspec.Struct, frozen=True):
     """Decode to router, in its answer's ``kv_transfer_params``, if the router wants it: how much KV was pushed."""
 
@@ -172,10 +166,6 @@ class Receipt(msgspec.Struct, frozen=True):
     """Whether each rank has found the content sums of what it received equal to those of what was pushed."""
     pdcluster_transfer_protocol: str = ""
     """The protocol by which the bytes came."""
-
-
-class _PrefillReply(msgspec.Struct, frozen=True):
-    kv_transfer_params: PushRefusal | None = None
 
 
 class _DecodeReply(msgspec.Struct, frozen=True):
@@ -244,7 +234,6 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _VERSION_KEY: Final = b'"version":'
 """Behind a reservation's last array these bytes can only be its key: in a text, their quotes would be escaped."""
 _RESERVATION: Final = msgspec.json.Decoder(Reservation)
-_REPLY: Final = msgspec.json.Decoder(_PrefillReply)
 _Params = TypeVar("_Params", DecodeParams, Reservation, LocalPrefill)
 
 
@@ -320,15 +309,6 @@ def reservation_in(call: bytes | bytearray) -> Reservation | None:
     return _checked(reservation) if reservation.version == PARAMS_VERSION else None
 
 
-def refusal_in(reply: bytes | bytearray) -> str:
-    """Why prefill did not push, from the JSON body of its answer; empty: the answer has no reason."""
-    try:
-        params = _REPLY.decode(reply).kv_transfer_params
-    except NO_JSON:
-        return ""
-    return params.pdcluster_reason if params else ""
-
-
 def receipt_in(reply: bytes) -> Receipt | None:
     """Decode's receipt, from the JSON body of its answer; None: the answer has none."""
     try:
@@ -337,7 +317,7 @@ def receipt_in(reply: bytes) -> Receipt | None:
         return None
 
 
-def to_wire(params: DecodeParams | DecodeCall | PushRefusal | Receipt) -> dict[str, object]:
+def to_wire(params: DecodeParams | DecodeCall | Receipt) -> dict[str, object]:
     """The JSON object that goes into ``kv_transfer_params``."""
     built: dict[str, object] = msgspec.to_builtins(params)
     return built

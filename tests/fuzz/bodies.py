@@ -21,9 +21,9 @@ from pdcluster_protocol.params import (
     Reservation,
     SideChannelAddress,
     parse_decode_params,
-    refusal_in,
     to_wire,
 )
+from pdcluster_protocol.prefill_answer import prefill_answer_in
 from pdcluster_protocol.secret import Secret, make_secret
 from pdcluster_router.core.apis.messages import parse_messages
 from pdcluster_router.core.apis.request_head import RequestHead, read_head
@@ -241,7 +241,7 @@ def _says_attempt_two(body: bytes) -> bool:
 
 
 def _parse_otherwise(body: bytes) -> None:
-    refusal_in(body)
+    prefill_answer_in(body)
     for parse in (decode_outcome, lambda raw: parse_decode_params(json.loads(raw))):
         try:
             parse(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakes.access_log import TALK, ask
 from fakes.answers import models_answer
 from fakes.faults import Fault, Gate
+from fakes.http import request_bytes
 from fakes.messages import MESSAGES
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS
 from fakes.responses import RESPONSES
@@ -109,6 +111,38 @@ async def test_a_token_after_the_first_one_takes_what_the_stream_takes(
 
 @pytest.mark.parametrize(
     ("path", "body"),
+    [(COMPLETIONS, STREAM), (CHAT, {**TALK, "stream": True}), (MESSAGES, {**TALK, "stream": True})],
+)
+async def test_the_gaps_of_a_stream_count_while_it_runs(rig: Rig, path: str, body: dict[str, Any]) -> None:
+    rig.decode.token_s = 0.05
+    client = await rig.client()
+    await client.send(request_bytes(path, json.dumps(body).encode()))
+    models = rig.router.services.metrics.models.known
+    await until(lambda: "m" in models and models["m"].gaps.total >= 0.05)
+    assert len(rig.router.services.running) == 1
+    assert (await client.receive()).is_whole
+    count, seconds = (await numbers_in(rig))["m"]["gap_seconds"]
+    assert count >= NUM_ANSWER - 1
+    assert seconds >= 0.05 * (NUM_ANSWER - 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        pytest.param(COMPLETIONS, PROMPT, id="plain"),
+        pytest.param(CHAT, {**TWO, "stream": True}, id="two choices"),
+        pytest.param(COMPLETIONS, {**STREAM, "best_of": 3}, id="of three the best"),
+    ],
+)
+async def test_an_answer_that_is_no_stream_of_one_sequence_has_no_gaps(
+    rig: Rig, path: str, body: dict[str, Any]
+) -> None:
+    assert (await ask(rig, body, path)).status == 200
+    assert "gap_seconds" not in (await numbers_in(rig))["m"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
     [
         pytest.param(COMPLETIONS, PROMPT, id="plain"),
         pytest.param(COMPLETIONS, STREAM, id="no usage"),
@@ -131,7 +165,8 @@ async def test_an_answer_that_fails_does_not_count(fault: Fault) -> None:
         rig.decode.fault = fault
         client = await send(rig, {**PROMPT, **WITH_USAGE})
         await until(lambda: sum(rig.router.services.metrics.num_ended.values()) == 1)
-        assert await numbers_in(rig) == {}
+        numbers = (await numbers_in(rig)).get("m", {})
+        assert numbers.keys() <= {"gap_seconds"}
         client.leave()
 
 

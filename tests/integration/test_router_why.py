@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fakes.access_log import KEY, ask
-from fakes.answers import models_answer
+from fakes.answers import STREAM_HEAD, chunk, models_answer
 from fakes.faults import Fault, Gate
 from fakes.http import request_bytes
 from fakes.reservations import CACHED_TOKENS, PROMPT_TOKENS, SECRET
@@ -119,6 +119,22 @@ async def test_a_try_with_another_decode_engine_counts_its_attempts_anew() -> No
         "decode_sent decode-1",
         "decode_lost decode-1",
     ]
+
+
+ERROR_EVENT: Final = STREAM_HEAD + chunk(b'data: {"error": {"message": "no", "code": 500}}\n\n')
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR_500, Fault.RAW])
+async def test_the_first_byte_of_an_answer_that_is_thrown_away_is_told_but_not_counted(fault: Fault) -> None:
+    async with running_rig(num_decode=2) as rig:
+        for engine in rig.decodes:
+            engine.faults_to_come, engine.raw = [fault], ERROR_EVENT
+        rig.decodes[1].faults_to_come = []
+        for name in ("one", "two"):
+            assert (await ask(rig, STREAM, x_request_id=name)).status == 200
+        stories = [story(await about(rig, name)) for name in ("one", "two")]
+        assert await rig.metric('pdcluster_router_phase_seconds_count{phase="first_byte"}') == 2
+    assert sum(one.startswith("first_byte") for told in stories for one in told) == 3
 
 
 async def test_a_request_that_decode_served_alone_says_so_and_an_engine_is_named_by_its_pod() -> None:

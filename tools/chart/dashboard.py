@@ -91,9 +91,9 @@ PANELS: Final = (
     ),
     Panel(
         "Time of a token of each model",
-        "After the first one, on average over a stream that tells usage; nine of ten streams are no slower.",
+        "Nine of ten are no slower: a token, on average over a stream that tells usage; a gap between two pieces.",
         "s",
-        (_most_by("model", "pdcluster_router_model_token_seconds"),),
+        tuple(_most_by("model", f"pdcluster_router_model_{which}_seconds", which) for which in ("token", "gap")),
     ),
     Panel(
         "Tokens of prompts and answers of each model",

@@ -32,12 +32,11 @@ from pdcluster_protocol.errors import ProtocolError
 from pdcluster_protocol.ids import BootId, RequestId
 from pdcluster_protocol.params import (
     ContentCheck,
-    PushRefusal,
     Reservation,
     check_seal,
     parse_reservation,
-    to_wire,
 )
+from pdcluster_protocol.prefill_answer import PrefillAnswer
 from pdcluster_protocol.prompt_digest import digest_prompt
 from pdcluster_protocol.secret import Secret
 
@@ -175,7 +174,7 @@ class PrefillScheduler:
     def finish(self, request_id: RequestId) -> tuple[bool, dict[str, object] | None]:
         """Whether workers may still read the request's blocks, and what its answer tells the router."""
         if reason := self._refusals.pop(request_id, ""):
-            return False, to_wire(PushRefusal(reason))
+            return False, PrefillAnswer(reason).to_wire()
         transfer = self._transfers.pop(request_id, None)
         if transfer is None:
             return False, None

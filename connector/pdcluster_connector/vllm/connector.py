@@ -138,7 +138,7 @@ class PDClusterConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         request: Request,
         block_ids: tuple[list[int], ...],  # noqa: ARG002  # vLLM's signature
     ) -> tuple[bool, dict[str, object] | None]:
-        keeps_blocks, said = self._scheduler_hooks.finish(RequestId(request.request_id))
+        keeps_blocks, said = self._scheduler_hooks.finish(RequestId(request.request_id), time.monotonic())
         return keeps_blocks, with_whole(request, said)
 
     # Worker processes. All but ``register_kv_caches`` and ``shutdown`` are called by the forward thread.

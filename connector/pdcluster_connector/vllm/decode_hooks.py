@@ -86,7 +86,11 @@ class DecodeSchedulerHooks(SchedulerHooks):
         self._pushed_blocks.forget(output.finished_recving or ())
         return failed
 
-    def finish(self, request_id: RequestId) -> tuple[bool, dict[str, object] | None]:
+    def finish(
+        self,
+        request_id: RequestId,
+        now: float,  # noqa: ARG002  # for prefill
+    ) -> tuple[bool, dict[str, object] | None]:
         return False, self._requests.finish(request_id)
 
 

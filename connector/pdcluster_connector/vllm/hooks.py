@@ -100,7 +100,11 @@ class SchedulerHooks:
     def workers_said(self, output: KVConnectorOutput, now: float) -> None:
         """All workers of a step have reported."""
 
-    def finish(self, request_id: RequestId) -> tuple[bool, dict[str, object] | None]:  # noqa: ARG002  # for both roles
+    def finish(
+        self,
+        request_id: RequestId,  # noqa: ARG002  # for both roles
+        now: float,  # noqa: ARG002  # for prefill
+    ) -> tuple[bool, dict[str, object] | None]:
         """A request ends: whether vLLM must keep its blocks, and what its answer says as ``kv_transfer_params``."""
         return False, None
 

@@ -15,6 +15,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from pdcluster_connector.assembly import PrefillRank
 from pdcluster_connector.scheduler.prefill import BlockTable, PrefillScheduler, Scheduled
+from pdcluster_connector.scheduler.prefill_times import PrefillTimes
 from pdcluster_connector.steps import PrefillStep
 from pdcluster_connector.vllm.block_tables import Preemptions
 from pdcluster_connector.vllm.hooks import SchedulerHooks, StepMetadata, WorkerHooks, wanted_adapter
@@ -43,6 +44,7 @@ class PrefillSchedulerHooks(SchedulerHooks):
         self._lora_config = lora_config
         self._keeps_last_token = keeps_last_token
         self._preemptions = Preemptions()
+        self._times = PrefillTimes()
         self._parents = TraceParents()
 
     def add(self, request: Request, params: dict[str, object], now: float) -> None:
@@ -53,6 +55,7 @@ class PrefillSchedulerHooks(SchedulerHooks):
         adapter, media = wanted_adapter(request, self._lora_config), media_of(request)
         request_id, tokens = RequestId(request.request_id), request.prompt_token_ids or ()
         self._scheduler.add(request_id, params, tokens, adapter, media, now=now)
+        self._times.add(request_id, now=now)
         self._preemptions.add(request)
         self._parents.add(request)
 
@@ -61,15 +64,19 @@ class PrefillSchedulerHooks(SchedulerHooks):
 
     def step(self, output: SchedulerOutput, now: float) -> StepMetadata:
         preempted = self._preemptions.take_new() | (output.preempted_req_ids or set())
+        for new in output.scheduled_new_reqs:
+            self._times.begin(RequestId(new.req_id), now=now)
         step = self._scheduler.step(_scheduled(output), preempted, self._tables_of(output), now=now)
         return StepMetadata(step, parents=self._parents.take_new())
 
     def workers_said(self, output: KVConnectorOutput, now: float) -> None:  # noqa: ARG002  # for decode
         self._scheduler.freed(map(RequestId, output.finished_sending or ()))
 
-    def finish(self, request_id: RequestId) -> tuple[bool, dict[str, object] | None]:
+    def finish(self, request_id: RequestId, now: float) -> tuple[bool, dict[str, object] | None]:
         self._preemptions.forget(request_id)
-        return self._scheduler.finish(request_id)
+        keeps_blocks, said = self._scheduler.finish(request_id)
+        times = self._times.finish(request_id, now=now).to_wire()
+        return keeps_blocks, {**(said or {}), **times} or None
 
 
 class PrefillWorkerHooks(WorkerHooks):

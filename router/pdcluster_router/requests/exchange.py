@@ -6,8 +6,7 @@
                           |
                     PrefillAttempts --> prefill engine, and the next one
 
-Owns the request's legs, its open metaserver calls, its share of the prefill backlog and its one timer, until the
-pairing is over. Decides nothing that ``core/requests/pairing.py`` can decide.
+Owns the request's legs, open metaserver calls, backlog share and timer. ``core/requests/pairing.py`` decides.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Final
 
 from pdcluster_protocol.metaserver import PrefillOutcome, failed, succeeded
 from pdcluster_protocol.params import LocalPrefill
+from pdcluster_protocol.prefill_answer import PrefillAnswer
 from pdcluster_router.core.apis.openai_errors import (
     ApiError,
     deadline_passed,
@@ -41,6 +41,7 @@ from pdcluster_router.requests.reservation import ReservationCalls, has_pushed_k
 from pdcluster_router.services import Services
 from pdcluster_router.telemetry import metrics
 from pdcluster_router.telemetry.failures import FailureKind
+from pdcluster_router.telemetry.stream_gaps import StreamGaps
 
 
 class Exchange:
@@ -59,6 +60,7 @@ class Exchange:
             with_transfer=request.has_transfer,
         )
         self.record = cycle.teller = Record(services, request, self._pairing.transfer_id, now)
+        self.first_byte = self.record.first_byte
         self._cycle = cycle
         self._relay = Relay(self, cycle, request.api, services.dialect.given_up, now=now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))
@@ -145,14 +147,12 @@ class Exchange:
 
     # What decode's answer says (RelayOwner).
 
-    def first_byte(self) -> None:
-        self.record.first_byte()
-
-    def begins(self) -> None:
+    def begins(self) -> StreamGaps | None:
         self._decode.began()
         if self._request.has_transfer and has_pushed_kv(self.calls, self._pairing.phase):
             self._attempts.succeeded()
         self._handle(_FIRST_BYTE)
+        return self.record.begins()
 
     def answered(self, status: int, end: bytes | bytearray) -> None:
         self._decode.succeeded()
@@ -195,8 +195,8 @@ class Exchange:
 
     # What prefill's answer says.
 
-    def _prefill_ended(self, failure: str | None, blame: Blame) -> None:
-        seconds = self.record.prefill_replied(is_well=failure is None)
+    def _prefill_ended(self, failure: str | None, blame: Blame, said: PrefillAnswer) -> None:
+        seconds = self.record.prefill_replied(said, is_well=failure is None)
         self._attempts.abort()
         if failure is None:
             self._attempts.replied(seconds)

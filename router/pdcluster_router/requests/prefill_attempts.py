@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from pdcluster_protocol.ids import Attempt
-from pdcluster_protocol.params import refusal_in
+from pdcluster_protocol.prefill_answer import NOTHING_SAID, PrefillAnswer, prefill_answer_in
 from pdcluster_router.core.apis.client_apis import ClientApi
 from pdcluster_router.core.apis.rewrite import Bytes, Parts
 from pdcluster_router.core.engines.breaker import FIRST_ERA, Blame
@@ -28,8 +28,8 @@ from pdcluster_router.requests.blame import Suspects, blame_for
 from pdcluster_router.requests.request import ClientRequest
 from pdcluster_router.services import Services
 
-PrefillEnd: TypeAlias = Callable[[str | None, Blame], None]
-"""Called once, unless the leg is closed, with why prefill failed (None: it did not), and whose fault that is."""
+PrefillEnd: TypeAlias = Callable[[str | None, Blame, PrefillAnswer], None]
+"""Called once, unless the leg is closed: why prefill failed (None: it did not), whose fault that is, its words."""
 _NOTHING: Final = (b"", b"")
 _STALE_S: Final = 1.0
 """Within this time the router learns that an engine had closed the idle connection before a call reached it."""
@@ -216,8 +216,8 @@ class PrefillLeg:
         self._body = _NOTHING
         self._engine.give_back(self._num_tokens)
 
-    def _end_alone(self, failure: str | None, blame: Blame) -> None:  # noqa: ARG002  # there is nothing to retry
-        """A call that went on after ``leave`` has ended."""
+    def _end_alone(self, *_: object) -> None:
+        """A call that went on after ``leave`` has ended: there is nothing to retry."""
         self.close()
 
     # What the call says (ResponseSink).
@@ -237,21 +237,21 @@ class PrefillLeg:
         assert self._head is not None
         self._is_over = True
         if self._head.status == 200:
-            self._on_end(self._failure_in(self._reply), Blame.PERHAPS)
+            said = prefill_answer_in(self._reply)
+            self._on_end(self._failure_in(self._reply, said), Blame.PERHAPS, said)
         else:
             # A 4xx is not quoted: vLLM's validation errors quote the request, and prompts belong in no log.
             quoted = self._reply[:_MAX_REASON_BYTES] if self._head.status >= 500 else b""
             text = quoted.decode("utf-8", "replace")
             reason = f"{self._engine.name} answered {self._head.status} {text}".rstrip()
             # Another engine may succeed, after a 4xx too: decode accepts this request.
-            self._on_end(reason, Blame.PERHAPS)
+            self._on_end(reason, Blame.PERHAPS, NOTHING_SAID)
 
-    def _failure_in(self, reply: Bytes) -> str | None:
+    def _failure_in(self, reply: Bytes, said: PrefillAnswer) -> str | None:
         """Why there is no KV although the status is 200; None: all is well."""
         if why := self._problem_in(reply):
             return f"{self._engine.name}: {why}"
-        refusal = refusal_in(reply)
-        return f"{self._engine.name} refused: {refusal}" if refusal else None
+        return f"{self._engine.name} refused: {said.pdcluster_reason}" if said.pdcluster_reason else None
 
     def on_lost(self, lost: ResponseLost) -> None:
         if lost.is_stale and not self._is_resent:
@@ -260,7 +260,7 @@ class PrefillLeg:
             self._post()
         else:
             self._is_over = True
-            self._on_end(f"{self._engine.name}: {lost.reason}", blame_for(lost))
+            self._on_end(f"{self._engine.name}: {lost.reason}", blame_for(lost), NOTHING_SAID)
 
     def _post(self) -> None:
         """Sends the call; the second time on a new connection."""
@@ -268,5 +268,5 @@ class PrefillLeg:
         self._call = self._engine.post(self._path, self._headers, self._body, self, fresh=self._is_resent)
 
 
-def _end_unheard(failure: str | None, blame: Blame) -> None:
+def _end_unheard(*_: object) -> None:
     """The leg's owner has closed it: there is nothing to report."""

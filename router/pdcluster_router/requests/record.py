@@ -14,6 +14,7 @@ from pdcluster_protocol.ids import TransferId
 from pdcluster_protocol.kept import Milestone
 from pdcluster_protocol.metaserver import PrefillOutcome, failed
 from pdcluster_protocol.params import LocalPrefill
+from pdcluster_protocol.prefill_answer import PrefillAnswer
 from pdcluster_protocol.trace import RequestTrace
 from pdcluster_router.core.apis.openai_errors import NO_DECODE, ApiError, no_engine
 from pdcluster_router.core.apis.rewrite import Bytes
@@ -28,12 +29,17 @@ from pdcluster_router.telemetry.access_log import MAX_FAILURES, EndFacts
 from pdcluster_router.telemetry.failures import Failure, FailureKind
 from pdcluster_router.telemetry.kept import MAX_PARTS, KeptRow, MomentPart, reason_of, some_of
 from pdcluster_router.telemetry.metrics import Outcome, Span
+from pdcluster_router.telemetry.stream_gaps import StreamGaps
 
 _DECODE_SENT: Final = Milestone.DECODE_SENT.value
 _RESERVED: Final = Milestone.RESERVED.value
 _PREFILLS_LOCALLY: Final = Milestone.PREFILLS_LOCALLY.value
 _PREFILL_SENT: Final = Milestone.PREFILL_SENT.value
+_PREFILL_QUEUED: Final = Milestone.PREFILL_QUEUED.value
+_PREFILL_COMPUTES: Final = Milestone.PREFILL_COMPUTES.value
 _PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
+_LEAST_QUEUED_S: Final = 0.001
+"""Seconds: a shorter wait in prefill's queue is not remembered, for each moment takes memory."""
 _FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
 _RESERVATION_SPAN, _PREFILL_SPAN, _FIRST_BYTE_SPAN, _TOTAL_SPAN = Span
 _OK: Final = Outcome.OK
@@ -115,6 +121,7 @@ class Record:
     def renewed(self, transfer_id: TransferId) -> None:
         """The request has a new transfer id."""
         self._line.transfer_id = transfer_id
+        self._line.first_byte_at = None
         self._attempt = 0
         self._services.metrics.decode_resent.inc()
 
@@ -147,22 +154,44 @@ class Record:
         self._line.prefill_replied_at = None
         self._moments += (now - self._line.received_at, _PREFILL_SENT, engine, attempt, "")
 
-    def prefill_replied(self, *, is_well: bool) -> float:
+    def prefill_replied(self, said: PrefillAnswer, *, is_well: bool) -> float:
         """``is_well``: whether prefill has answered without an error. Returns how long that took, in seconds."""
         self._line.prefill_replied_at = now = self._services.now()
         seconds = now - (self._line.prefill_sent_at or now)
         self._services.metrics.took(_PREFILL_SPAN, seconds)
         if is_well:
-            self._moments += (now - self._line.received_at, _PREFILL_REPLIED, self._prefill, self._attempt, "")
+            at_s = now - self._line.received_at
+            if said.pdcluster_computed_s is not None:
+                self._add_prefill_times(said.pdcluster_queued_s or 0.0, said.pdcluster_computed_s, at_s, seconds)
+            self._moments += (at_s, _PREFILL_REPLIED, self._prefill, self._attempt, "")
         return seconds
 
+    def _add_prefill_times(self, queued_s: float, computed_s: float, at_s: float, seconds: float) -> None:
+        """Adds when prefill's queue and its compute began, which ended ``at_s`` after the request arrived; the whole
+        call took ``seconds``. Numbers that cannot be are dropped: an engine may say anything."""
+        if not 0 <= computed_s <= computed_s + queued_s <= seconds:
+            return
+        if queued_s >= _LEAST_QUEUED_S:
+            self._moments += (at_s - computed_s - queued_s, _PREFILL_QUEUED, self._prefill, self._attempt, "")
+        self._moments += (at_s - computed_s, _PREFILL_COMPUTES, self._prefill, self._attempt, "")
+
     def first_byte(self) -> None:
-        services, line = self._services, self._line
-        line.first_byte_at = now = services.now()
-        at_s = now - line.received_at
-        if not self._is_part:
-            services.metrics.took(_FIRST_BYTE_SPAN, at_s)
-        self._moments += (at_s, _FIRST_BYTE, self._decode_name, 0, "")
+        """Decode's answer comes. The client may still get another one: of an engine that is asked next, or an error."""
+        line = self._line
+        line.first_byte_at = now = self._services.now()
+        self._moments += (now - line.received_at, _FIRST_BYTE, self._decode_name, 0, "")
+
+    def begins(self) -> StreamGaps | None:
+        """The client gets the answer whose first byte was the last one to come. Returns what is to be told of each
+        further piece; None: nothing is."""
+        line, metrics = self._line, self._services.metrics
+        if self._is_part or line.first_byte_at is None:
+            return None
+        metrics.took(_FIRST_BYTE_SPAN, line.first_byte_at - line.received_at)
+        if not self._is_one_stream:
+            return None
+        numbers = metrics.models.known.get(self._model) or metrics.models.of(self._model)
+        return StreamGaps(numbers.gaps, self._services.now, line.first_byte_at)
 
     def answered(
         self, status: int | None, outcome: Outcome, error: ApiError | DecodeRefusal | None = None, end: Bytes = b""

@@ -26,6 +26,7 @@ from pdcluster_router.core.apis.sse import MAX_FIRST_EVENT_BYTES, UNBUFFERED, Er
 from pdcluster_router.core.requests.vllm_ascend import RECOMPUTED
 from pdcluster_router.http.connection import MAX_HEADER_BYTES, Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import JSON, HotCycle
+from pdcluster_router.telemetry.stream_gaps import StreamGaps
 
 MAX_ERROR_BYTES: Final = 1 << 20
 """An error answer longer than this is cut off: it is no message for people."""
@@ -33,18 +34,8 @@ MOST_AWAITED_BYTES: Final = 256 << 10
 """A plain answer of at most this length is sent when all of it has come. asyncio reads as much at once."""
 
 _OURS: Final = frozenset(
-    (
-        b"connection",
-        b"content-length",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-request-id",
-    )
+    b"connection content-length keep-alive proxy-authenticate proxy-connection te trailer transfer-encoding upgrade "
+    b"x-request-id".split()
 )
 """Headers about one connection, not about the answer (RFC 9110, 7.6.1), and the request id, which the router adds."""
 
@@ -74,8 +65,9 @@ class RelayOwner(Protocol):
         """Decode's first body byte has come."""
         ...
 
-    def begins(self) -> None:
-        """The client now gets the first bytes: from here on there is no other answer."""
+    def begins(self) -> StreamGaps | None:
+        """The client now gets the first bytes: from here on there is no other answer. Returns what a stream tells of
+        each further piece; None: nothing."""
         ...
 
     def answered(self, status: int, end: Bytes) -> None:
@@ -109,6 +101,7 @@ class Relay:
         "_call",
         "_cycle",
         "_end",
+        "_gaps",
         "_head",
         "_held",
         "_is_event_stream",
@@ -149,6 +142,7 @@ class Relay:
         """When ``has_moved`` last found new bytes, or a client that was too slow for more; monotonic seconds."""
         self._state = _HOLDING
         self._watch: ErrorWatch | None = None
+        self._gaps: StreamGaps | None = None
         cycle.source = self
 
     def begin(self, call: Call) -> None:
@@ -236,6 +230,8 @@ class Relay:
             passed = body if self._watch is None else self._watch.feed(body)
             if passed:
                 self._cycle.write(passed)
+            if self._gaps is not None:
+                self._gaps.piece()
             if passed is not body:  # An engine ends a stream after an error as if all was well.
                 self._look_for_late_error()
             return
@@ -372,12 +368,13 @@ class Relay:
         """Sends status, headers and the held bytes to the client."""
         if self._api.begins_early and self._is_event_stream:
             self._owner.first_byte()
-        self._owner.begins()
+        gaps = self._owner.begins()
         held, self._held = bytes(self._held), b""
         self._state = _RELAYING
         if self._is_event_stream or (self._api.unfinished is None and len(held) != head.content_length):
             self._watch = self._api.watch(self._marks)  # Else the answer is whole, and was checked.
             held, self._end = self._watch.feed(held), self._watch.end
+            self._gaps = gaps if self._is_event_stream else None
         else:
             self._end = held
         # A stream goes without decode's length, which counts neither comments nor an event that tells an error.

@@ -240,7 +240,7 @@ class Settings(TokenSettings, SpanSettings, ProcessSettings, PickerSettings):
     kept_requests_bytes: int = Field(default=8 << 20, ge=0, le=64 << 20)
     """Bytes of memory in which the router remembers its last requests, for ``pdcluster why``: half of it for those that
     failed, three eighths for good ones, an eighth for those that clients caused, so that none push out the others. 0:
-    it remembers none. 8 MiB: some 7,500 good requests and 6,500 failed ones, and a sixteenth of what a small pod has.
+    it remembers none. 8 MiB: some 7,000 good requests and 6,000 failed ones, and a sixteenth of what a small pod has.
     All of it is searched at once when somebody asks."""
     log_format: LogFormat = LogFormat.TEXT
     """Form of the log's lines. json: one object a line, each value a field of its own. text: for people."""

@@ -26,6 +26,12 @@ _FAMILIES: Final = (
         f"Seconds of each token after the first one, on average {_WELL} Of streams of one sequence that tell usage. "
         f"{_NO_NAME}",
     ),
+    (
+        "gap_seconds",
+        "gaps",
+        "Seconds between two pieces of a stream of one sequence as decode sends them, by the model as engines list it. "
+        f"Also of streams that run or break off. {_NO_NAME}",
+    ),
 )
 """Name, attribute of ``ModelNumbers``, text."""
 

@@ -16,7 +16,6 @@ from pdcluster_protocol.params import (
     PARAMS_VERSION,
     ContentCheck,
     DecodeParams,
-    PushRefusal,
     Receipt,
     Reservation,
     SideChannelAddress,
@@ -25,7 +24,6 @@ from pdcluster_protocol.params import (
     parse_decode_params,
     parse_reservation,
     receipt_in,
-    refusal_in,
     reservation_in,
     sealed,
     to_wire,
@@ -74,7 +72,7 @@ CHANNELS: Final = [["h", port, "b"] for port in range(1, 4098)]
 """One for each of 4,097 ranks."""
 
 
-def over_json(params: DecodeParams | Reservation | PushRefusal | Receipt) -> Any:
+def over_json(params: DecodeParams | Reservation | Receipt) -> Any:
     """What the other side sees: engines and proxies between us use Python's own json."""
     return json.loads(json.dumps(to_wire(params)))
 
@@ -323,30 +321,6 @@ def test_digests_are_equal_only_for_equal_prompts(first: list[int], second: list
 def test_a_digest_is_short_and_the_same_on_every_machine() -> None:
     assert digest_prompt([1, 2, 3]) == digest_prompt((1, 2, 3)) == "ab44942e43d9d2af667cb73e"
     assert digest_prompt([]) != digest_prompt([0]) != digest_prompt([0, 0])
-
-
-@given(st.text(max_size=50))
-def test_the_reason_is_found_in_prefills_answer(reason: str) -> None:
-    reply = {"id": "cmpl-1", "choices": [], "kv_transfer_params": over_json(PushRefusal(reason))}
-    assert refusal_in(json.dumps(reply).encode()) == reason
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        *(b"", b"not json", b"[]", b"{}"),
-        b'{"kv_transfer_params": null}',
-        b'{"kv_transfer_params": {}}',
-        b'{"kv_transfer_params": {"remote_block_ids": [1]}}',
-        b'{"kv_transfer_params": {"pdcluster_reason": 5}}',
-        b'{"kv_transfer_params": {"pdcluster_reason": "cut',
-        b'{"kv_transfer_params": "text"}',
-        b'{"kv_transfer_params": {"pdcluster_reason": "\xff"}}',
-        b'{"x":' + b"[" * 9999,
-    ],
-)
-def test_an_answer_without_a_reason_has_none(reply: bytes) -> None:
-    assert refusal_in(reply) == ""
 
 
 @pytest.mark.parametrize(

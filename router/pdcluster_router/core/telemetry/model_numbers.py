@@ -1,9 +1,10 @@
-"""The numbers of one model: tokens and seconds of all its answers that ended well.
+"""The numbers of one model: tokens and seconds of its answers, of all but gaps those that ended well.
 
     prompt and cached tokens    as decode's reservation says, else as the answer's ``usage`` does
     answer tokens               as ``usage`` says; none says them where a client's stream has no ``usage``
     seconds of a token          of streams of one sequence that have ``usage``: from their first byte to their end,
                                 by the tokens after the first one
+    gaps                        between two pieces of a stream of one sequence, also of one that breaks off
 
 Knows no clock, and not which models there are.
 """
@@ -20,7 +21,7 @@ from pdcluster_router.core.telemetry.histogram import COARSE, PER_TOKEN, TOKENS,
 class ModelNumbers:
     """Owned by the router's metrics. Event loop only."""
 
-    __slots__ = ("answer_tokens", "cached_tokens", "first_byte", "prompt_tokens", "token_s")
+    __slots__ = ("answer_tokens", "cached_tokens", "first_byte", "gaps", "prompt_tokens", "token_s")
 
     def __init__(self) -> None:
         self.first_byte = Histogram(COARSE)
@@ -29,6 +30,8 @@ class ModelNumbers:
         self.cached_tokens = Histogram(TOKENS)
         self.answer_tokens = Histogram(TOKENS)
         self.token_s = Histogram(PER_TOKEN)
+        self.gaps = Histogram(PER_TOKEN)
+        """Seconds. Streams that run add to it."""
 
     def answered(self, prompt: RequestTrace | None, end: bytes | bytearray, stream_s: float | None = None) -> None:
         """One more answer has ended well. ``prompt``: has the prompt's tokens, if decode has said them before.

@@ -1,11 +1,12 @@
-"""The calls to engines that a kept request made, and the steps of each call to decode, from its moments.
+"""The calls to engines that a kept request made, and the steps of each call, from its moments.
 
-    decode_sent   reserved        prefill_sent   prefill_replied    first_byte           end
-    |-- reservation --|               |-- prefill ----|-- first_token --|------ answer ------|
-    |-- local_prefill ------------------------------ or ----------------|
+    decode_sent   reserved   prefill_sent  prefill_queued  prefill_computes  prefill_replied    first_byte        end
+    |-- reservation --|          |------------ prefill -----------------------------|-- first_token --|-- answer --|
+    |                                            |- engine_queue -|--- compute -----|                 |
+    |-- local_prefill ------------------------ or ----------------------------------------------------|
 
-The router sees one moment between a prefill engine's queue and its compute, and one between the hand-over and decode's
-first step. So each of these pairs is one span. An engine that records spans itself tells them apart.
+The router sees no moment between the hand-over and decode's first step, so these are one span. An engine that records
+spans itself tells them apart.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pdcluster_protocol.labels import Role
 
 @dataclass(frozen=True, slots=True)
 class CallStep:
-    """One step of a call to decode. Seconds since the request arrived."""
+    """One step of a call. Seconds since the request arrived."""
 
     name: str
     begin_s: float
@@ -41,14 +42,25 @@ class EngineCall:
     error: str = ""
     """The kind of failure that it ended with."""
     marks: dict[str, float] = field(default_factory=dict)
-    """When a call to decode reached its milestones: the first byte of an answer, and the last of each other kind."""
+    """When the call reached its milestones: the first byte of an answer, and the last of each other kind."""
 
     @property
     def steps(self) -> Iterator[CallStep]:
-        """The steps of a call to decode, in order of time. They do not overlap."""
-        marks = self.marks
-        if self.role is not Role.DECODE:
+        """The steps of the call, in order of time. They do not overlap."""
+        return self._of_decode() if self.role is Role.DECODE else self._of_prefill()
+
+    def _of_prefill(self) -> Iterator[CallStep]:
+        """None where prefill has not told them."""
+        if _COMPUTES not in self.marks:
             return
+        computes_s = min(max(self.marks[_COMPUTES], self.begin_s), self.end_s)
+        queued_s = min(max(self.marks.get(_QUEUED, computes_s), self.begin_s), computes_s)
+        if queued_s < computes_s:
+            yield CallStep("engine_queue", queued_s, computes_s)
+        yield CallStep("compute", computes_s, self.end_s)
+
+    def _of_decode(self) -> Iterator[CallStep]:
+        marks = self.marks
         decided_s = min((marks[one] for one in (_RESERVED, _LOCALLY) if one in marks), default=self.begin_s)
         if decided_s > self.begin_s or _RESERVED in marks:
             yield CallStep("reservation", self.begin_s, decided_s)
@@ -116,6 +128,10 @@ class _CallsOfRequest:
             self._mark(what, at_s)
 
     def _mark(self, what: str, at_s: float) -> None:
+        if what in (_QUEUED, _COMPUTES):
+            if self._prefill is not None:
+                self._prefill.marks[what] = at_s
+            return
         if what == _PREFILL_REPLIED:
             self._end_prefill(at_s)
         if self.decode is not None and self.decode.end_s < 0:
@@ -136,6 +152,8 @@ _DECODE_SENT: Final = Milestone.DECODE_SENT.value
 _RESERVED: Final = Milestone.RESERVED.value
 _LOCALLY: Final = Milestone.PREFILLS_LOCALLY.value
 _PREFILL_SENT: Final = Milestone.PREFILL_SENT.value
+_QUEUED: Final = Milestone.PREFILL_QUEUED.value
+_COMPUTES: Final = Milestone.PREFILL_COMPUTES.value
 _PREFILL_REPLIED: Final = Milestone.PREFILL_REPLIED.value
 _FIRST_BYTE: Final = Milestone.FIRST_BYTE.value
 _EXHAUSTED: Final = "prefill_exhausted"

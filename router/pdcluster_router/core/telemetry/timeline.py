@@ -32,6 +32,8 @@ class StepKind(Enum):
     RESERVED = Milestone.RESERVED.value
     PREFILLS_LOCALLY = Milestone.PREFILLS_LOCALLY.value
     PREFILL_SENT = Milestone.PREFILL_SENT.value
+    PREFILL_QUEUED = Milestone.PREFILL_QUEUED.value
+    PREFILL_COMPUTES = Milestone.PREFILL_COMPUTES.value
     PREFILL_REPLIED = Milestone.PREFILL_REPLIED.value
     FIRST_BYTE = Milestone.FIRST_BYTE.value
     FAILURE = "failure"
@@ -99,6 +101,8 @@ HAPPENED: Final = {
     Milestone.RESERVED.value: "{engine} has reserved blocks for its KV",
     Milestone.PREFILLS_LOCALLY.value: "{engine} computes the rest of the prompt itself",
     Milestone.PREFILL_SENT.value: "attempt {attempt}: sent to {engine}",
+    Milestone.PREFILL_QUEUED.value: "attempt {attempt}: waits in the queue of {engine}",
+    Milestone.PREFILL_COMPUTES.value: "attempt {attempt}: {engine} computes the prompt",
     Milestone.PREFILL_REPLIED.value: "attempt {attempt}: {engine} has done its part",
     Milestone.FIRST_BYTE.value: "first byte from {engine}",
 }

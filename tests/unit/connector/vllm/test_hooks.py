@@ -60,7 +60,7 @@ class Noting(SchedulerHooks, WorkerHooks):
     def workers_said(self, *args: object) -> None:
         self.calls.append(("workers_said", *args[:-1]))
 
-    def finish(self, request_id: RequestId) -> tuple[bool, dict[str, object] | None]:
+    def finish(self, request_id: RequestId, now: float) -> tuple[bool, dict[str, object] | None]:
         self.calls.append(("finish", request_id))
         return True, {"a": 1}
 
@@ -221,7 +221,11 @@ def test_the_parents_of_traced_requests_go_to_prefills_workers_with_the_step() -
     scheduler: Any = SimpleNamespace(add=lambda *_, **__: None, step=lambda *_, **__: PrefillStep(BootId("life")))
     hooks = PrefillSchedulerHooks(scheduler, resolved, None, keeps_last_token=False)
     hooks.add(traced_request(), {"do_remote_decode": True}, 0.0)
-    output: Any = SimpleNamespace(preempted_req_ids=None, kv_connector_block_state=SimpleNamespace(resolve_block_ids=0))
+    output: Any = SimpleNamespace(
+        preempted_req_ids=None,
+        scheduled_new_reqs=[],
+        kv_connector_block_state=SimpleNamespace(resolve_block_ids=0),
+    )
     assert hooks.step(output, 0.0).parents == {"r": PARENT}
     assert hooks.step(output, 0.0).parents == {}
 

@@ -12,9 +12,11 @@ from pdcluster_router.core.apis.messages import MAX_ANSWER_BYTES
 from pdcluster_router.core.apis.openai_errors import stopped
 from pdcluster_router.core.apis.sse import GAVE_UP, MAX_FIRST_EVENT_BYTES
 from pdcluster_router.core.clients.room import Room
+from pdcluster_router.core.telemetry.histogram import PER_TOKEN, Histogram
 from pdcluster_router.http.connection import Call, ResponseHead, ResponseLost
 from pdcluster_router.http.cycle import NO_HEAD, HotCycle
 from pdcluster_router.requests.relay import MAX_ERROR_BYTES, MOST_AWAITED_BYTES, DecodeRefusal, Relay
+from pdcluster_router.telemetry.stream_gaps import StreamGaps
 
 
 class Nobody:
@@ -30,7 +32,7 @@ class Nobody:
 
     def first_byte(self) -> None: ...
 
-    def begins(self) -> None: ...
+    def begins(self) -> StreamGaps | None: ...
 
     def refused(self, refusal: DecodeRefusal) -> None: ...
 
@@ -63,6 +65,35 @@ class Heard(Nobody):
 def relay(owner: Nobody | None = None, api: ClientApi = OPENAI) -> Relay:
     nobody = owner or Nobody()
     return Relay(nobody, HotCycle(nobody, b"/", NO_HEAD, lambda _: None, Room(1)), api, GAVE_UP, now=7.0)
+
+
+A_STREAM = ResponseHead(200, [], None, b"text/event-stream")
+PLAIN = ResponseHead(200, [], None, b"application/json")
+
+
+class Gapped(Nobody):
+    """An exchange that wants the gaps of a stream, with the times at which pieces come."""
+
+    def __init__(self, *times: float) -> None:
+        self.gaps = Histogram(PER_TOKEN)
+        self._times = iter(times)
+
+    def begins(self) -> StreamGaps:
+        return StreamGaps(self.gaps, lambda: next(self._times), 7.0)
+
+
+@pytest.mark.parametrize(("head", "counts"), [(A_STREAM, {"0.05": 1, "2.0": 1}), (PLAIN, {})])
+def test_each_piece_of_a_stream_behind_the_first_one_counts_the_time_before_it(
+    head: ResponseHead, counts: dict[str, int]
+) -> None:
+    owner = Gapped(7.05, 8.05)
+    one = relay(owner)
+    one.begin(Call(one))
+    one.on_head(head)
+    for _ in range(3):
+        one.on_body(b"data: {}\n\n")
+    bounds = (*map(str, PER_TOKEN), "+Inf")
+    assert {bound: num for bound, num in zip(bounds, owner.gaps.counts, strict=True) if num} == counts
 
 
 def answered(api: ClientApi, head: ResponseHead, *parts: bytes) -> tuple[Heard, Call]:

@@ -55,6 +55,26 @@ def test_a_good_pair_is_told_from_its_first_byte_to_its_end() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("told", "steps"),
+    [
+        (
+            (Moment(0.4, "prefill_queued", "prefill-0", 1), Moment(0.5, "prefill_computes", "prefill-0", 1)),
+            [
+                "prefill > engine_queue 0.4 0.5",
+                "prefill > compute 0.5 0.6",
+            ],
+        ),
+        ((Moment(0.4, "prefill_computes", "prefill-0", 1),), ["prefill > compute 0.4 0.6"]),
+        ((Moment(0.1, "prefill_computes", "prefill-0", 1),), ["prefill > compute 0.3 0.6"]),
+    ],
+)
+def test_prefills_queue_and_compute_are_steps_of_its_call(told: tuple[Moment, ...], steps: list[str]) -> None:
+    found = story(spans(request_with(*PAIR[:3], *told, *PAIR[3:])))
+    assert [line for line in found if line.startswith("prefill >")] == steps
+    assert [line for line in found if not line.startswith("prefill >")] == story(spans(request_with(*PAIR)))
+
+
 def test_the_request_is_a_server_and_calls_to_engines_are_clients() -> None:
     kinds = {span.name: span.kind for span in spans(request_with(*PAIR))}
     assert (kinds["POST /v1/completions"], kinds["decode"], kinds["prefill"], kinds["queue"]) == (

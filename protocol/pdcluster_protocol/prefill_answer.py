@@ -1,0 +1,47 @@
+"""Prefill's words to the router, in the ``kv_transfer_params`` of its answer.
+
+{"pdcluster_queued_s": 0.12, "pdcluster_computed_s": 0.7}     the prompt is pushed
+{"pdcluster_reason": "...", ...}                              it was computed but not pushed
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from pdcluster_protocol.errors import NO_JSON
+
+
+class PrefillAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Any field may be absent: older engines tell no times."""
+
+    pdcluster_reason: str = ""
+    """Why nothing was pushed; empty: it was."""
+    pdcluster_queued_s: float | None = None
+    """Seconds in the queue of the engine's scheduler."""
+    pdcluster_computed_s: float | None = None
+    """Seconds from the schedule of its first step until the scheduler knew the end of its last one."""
+
+    def to_wire(self) -> dict[str, object]:
+        """The JSON object that goes into ``kv_transfer_params``."""
+        built: dict[str, object] = msgspec.to_builtins(self)
+        return built
+
+
+NOTHING_SAID: Final = PrefillAnswer()
+
+
+def prefill_answer_in(reply: bytes | bytearray) -> PrefillAnswer:
+    """Prefill's words in the JSON body of its answer; empty ones if it has none that can be read."""
+    try:
+        return _REPLY.decode(reply).kv_transfer_params or NOTHING_SAID
+    except NO_JSON:
+        return NOTHING_SAID
+
+
+class _EngineReply(msgspec.Struct):
+    kv_transfer_params: PrefillAnswer | None = None
+
+
+_REPLY: Final = msgspec.json.Decoder(_EngineReply)

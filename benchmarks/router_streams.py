@@ -21,6 +21,7 @@ from benchmarks.router import PATH
 INTERVAL_S: Final = 0.1
 """Time between two events. The engine sends ``NUM_EVENTS`` for an answer."""
 NUM_EVENTS: Final = 20
+PROLONGED_S: Final = 60.0
 EVENT: Final = b'data: {"choices":[{"index":0,"text":"token"}]}\n\n'
 BODY: Final = b'{"model":"m","prompt":"hi","stream":true}'
 REQUEST: Final = b"POST %b HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
@@ -37,6 +38,12 @@ class Window:
     gap_s: float = 0.0
     num_whole: int = 0
     num_broken: int = 0
+
+    def add(self, more: Window) -> None:
+        """The window that followed."""
+        self.gap_s = max(self.gap_s, more.gap_s)
+        self.num_whole += more.num_whole
+        self.num_broken += more.num_broken
 
 
 class Streams:
@@ -113,6 +120,13 @@ class StreamProcess:
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
         return Window(**json.loads(self._process.stdout.readline()))
+
+    def prolong(self, window: Window, num_whole: int) -> None:
+        """Lets this window, the last one, go on until so many streams have ended whole, or for ``PROLONGED_S``."""
+        ends_at = time.monotonic() + PROLONGED_S
+        while window.num_whole < num_whole and time.monotonic() < ends_at:
+            time.sleep(INTERVAL_S)
+            window.add(self.next_window())
 
 
 async def _serve(router: tuple[str, int], num: int) -> None:

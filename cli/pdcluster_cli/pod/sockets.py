@@ -68,7 +68,7 @@ def _addresses(host: str, port: int, deadline: float) -> _SocketAddresses:
         raise OSError(f"{host} cannot be looked up: {error}") from error
     try:
         found = answer.get(timeout=left_s(deadline))
-    except queue.Empty:
+    except (queue.Empty, TimeoutError):
         raise TimeoutError(f"no name server tells the address of {host}: timed out") from None
     if isinstance(found, Exception):
         raise found

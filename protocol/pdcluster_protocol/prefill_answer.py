@@ -33,15 +33,35 @@ NOTHING_SAID: Final = PrefillAnswer()
 
 
 def prefill_answer_in(reply: bytes | bytearray) -> PrefillAnswer:
-    """Prefill's words in the JSON body of its answer; empty ones if it has none that can be read."""
+    """Prefill's words in the JSON body of its answer; empty ones if it has none that can be read.
+
+    Times that cannot be read hide no refusal.
+    """
     try:
         return _REPLY.decode(reply).kv_transfer_params or NOTHING_SAID
     except NO_JSON:
+        return _reason_in(reply)
+
+
+def _reason_in(reply: bytes | bytearray) -> PrefillAnswer:
+    try:
+        refusal = _REASON.decode(reply).kv_transfer_params
+    except NO_JSON:
         return NOTHING_SAID
+    return NOTHING_SAID if refusal is None else PrefillAnswer(refusal.pdcluster_reason)
 
 
 class _EngineReply(msgspec.Struct):
     kv_transfer_params: PrefillAnswer | None = None
 
 
+class _ReasonAlone(msgspec.Struct):
+    pdcluster_reason: str = ""
+
+
+class _RefusingReply(msgspec.Struct):
+    kv_transfer_params: _ReasonAlone | None = None
+
+
 _REPLY: Final = msgspec.json.Decoder(_EngineReply)
+_REASON: Final = msgspec.json.Decoder(_RefusingReply)

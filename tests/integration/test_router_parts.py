@@ -343,3 +343,17 @@ async def test_a_request_in_parts_is_counted_once(rig: Rig) -> None:
     assert await rig.metric('pdcluster_router_requests_total{outcome="ok"}') == 1
     for phase, count in (("total", 1), ("first_byte", 1), ("reservation", 2), ("prefill", 2)):
         assert await rig.metric(f'pdcluster_router_phase_seconds_count{{phase="{phase}"}}') == count
+
+
+async def test_an_error_counts_no_first_byte_although_a_part_had_one() -> None:
+    async with running_rig(num_decode=2, max_decode_attempts=1) as rig:
+        rig.decodes[1].close_gate(Gate.ANSWER)
+        client = await send(rig, TWO)
+        await rig.decodes[1].next_request()
+        rows = [one.record.row for one in rig.router.services.running]
+        await until(lambda: any("first_byte" in row().moments for row in rows))
+        rig.decodes[1].hang_up_on_all()
+        assert (await client.receive()).status >= 500
+        await rig.settled()
+        assert await rig.metric('pdcluster_router_phase_seconds_count{phase="total"}') == 1
+        assert await rig.metric('pdcluster_router_phase_seconds_count{phase="first_byte"}') == 0

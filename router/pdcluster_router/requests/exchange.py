@@ -60,7 +60,7 @@ class Exchange:
             with_transfer=request.has_transfer,
         )
         self.record = cycle.teller = Record(services, request, self._pairing.transfer_id, now)
-        self.first_byte = self.record.first_byte
+        self.first_byte = self.record.first_byte  # As RelayOwner, without a call between.
         self._cycle = cycle
         self._relay = Relay(self, cycle, request.api, services.dialect.given_up, now=now)
         self._decode = DecodeLeg(request, services.answers.expected(request.body.max_answer_tokens))

@@ -50,17 +50,19 @@ class PartsRecord:
         self._ended_at: float | None = None
         self._status: int | None = None
         self._error = ""
+        self._part_began_s = 0.0
         self._first_byte_s = 0.0
         self._answer_end = b""
         self._told: EndFacts | None = None
         """The result of ``told``, once the record is written."""
 
     def first_byte(self) -> None:
-        """The first bytes of any part's answer have come."""
-        self._services.metrics.took(Span.FIRST_BYTE, self._services.now() - self._received_at)
+        """The first bytes of any part's answer have come. The client may still get an error."""
+        self._part_began_s = self._services.now() - self._received_at
 
     def began(self) -> None:
         """The client gets the first bytes of an answer that is no error."""
+        self._services.metrics.took(Span.FIRST_BYTE, self._part_began_s)
         self._first_byte_s = self._services.now() - self._received_at
 
     def answered(self, status: int, end: bytes) -> None:

@@ -182,8 +182,8 @@ class Record:
         self._moments += (now - line.received_at, _FIRST_BYTE, self._decode_name, 0, "")
 
     def begins(self) -> StreamGaps | None:
-        """The client gets the answer whose first byte was the last one to come. Returns what is to be told of each
-        further piece; None: nothing is."""
+        """The client gets the answer whose first byte was the last one to come. Returns the counter of gaps,
+        to be told of each further piece; None: its gaps do not count."""
         line, metrics = self._line, self._services.metrics
         if self._is_part or line.first_byte_at is None:
             return None

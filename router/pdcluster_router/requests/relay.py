@@ -231,7 +231,7 @@ class Relay:
             if passed:
                 self._cycle.write(passed)
             if self._gaps is not None:
-                self._gaps.piece()
+                self._gaps.add_piece()
             if passed is not body:  # An engine ends a stream after an error as if all was well.
                 self._look_for_late_error()
             return

@@ -26,7 +26,7 @@ from pdcluster_router.telemetry.access_log import word_of
 from pdcluster_router.telemetry.metrics import Outcome
 
 MAX_MOMENTS: Final = 64
-"""The most moments of one request: the first and the last ones. Three prefill and two decode attempts make 20."""
+"""The most moments of one request: the first and the last ones. Three prefill and two decode attempts make up to 26."""
 MAX_PARTS: Final = MAX_MOMENTS * len(Moment.__struct_fields__)
 """The most fields of a request's moments."""
 MAX_REASON_CHARS: Final = 400

@@ -29,8 +29,8 @@ _FAMILIES: Final = (
     (
         "gap_seconds",
         "gaps",
-        "Seconds between two pieces of a stream of one sequence as decode sends them, by the model as engines list it. "
-        f"Also of streams that run or break off. {_NO_NAME}",
+        "Seconds between two pieces of a stream of one sequence as the router gets them, by the model as engines list "
+        f"it. Counted as the later piece comes. {_NO_NAME}",
     ),
 )
 """Name, attribute of ``ModelNumbers``, text."""

@@ -20,7 +20,7 @@ class StreamGaps:
         self._now = now
         self._last_at = first_at
 
-    def piece(self) -> None:
+    def add_piece(self) -> None:
         """One more piece has come. It runs for each token: 0.3 microseconds (0044)."""
         now = self._now()
         gap_s = now - self._last_at

@@ -19,6 +19,12 @@ def test_prefills_words_are_found_in_its_answer(said: PrefillAnswer) -> None:
     assert prefill_answer_in(json.dumps(reply).encode()) == said
 
 
+@pytest.mark.parametrize("times", [b'"pdcluster_queued_s": "1"', b'"pdcluster_computed_s": [1]'])
+def test_times_that_cannot_be_read_hide_no_refusal(times: bytes) -> None:
+    reply = b'{"kv_transfer_params": {"pdcluster_reason": "no seal", %b}}' % times
+    assert prefill_answer_in(reply) == PrefillAnswer("no seal")
+
+
 def test_nothing_is_said_in_no_bytes() -> None:
     assert NOTHING_SAID.to_wire() == {}
 

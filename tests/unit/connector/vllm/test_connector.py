@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 import torch
@@ -145,6 +145,40 @@ def test_a_preemption_of_which_vllm_tells_is_told_once_too(counted: int) -> None
     request.num_preemptions += counted
     assert preempted_at(connector, {"r"}) == ("r",)
     assert preempted_at(connector, set()) == ()
+
+
+def times_told(params: object, *, is_scheduled: bool = True) -> dict[str, object] | None:
+    """What the answer says of a request that came at 1 s, was first computed at 3 s and ended at 3.5 s."""
+    hooks, request = prefill_connector()._scheduler_hooks, request_of(TOKENS)
+    request.kv_transfer_params = params
+    if isinstance(params, dict):
+        hooks.add(request, params, 1.0)
+    new = SimpleNamespace(req_id="r", block_ids=([0],), num_computed_tokens=0)
+    nothing = SimpleNamespace(req_ids=[], new_block_ids=[], resumed_req_ids=set(), num_computed_tokens=[])
+    output: Any = SimpleNamespace(
+        scheduled_new_reqs=[new],
+        scheduled_cached_reqs=nothing,
+        num_scheduled_tokens={"r": len(TOKENS)},
+        finished_req_ids=set(),
+        preempted_req_ids=set(),
+    )
+    for now in (3.0, 3.2) if is_scheduled else ():
+        hooks.step(output, now)
+    _, said = hooks.finish(RequestId("r"), 3.5)
+    assert hooks.finish(RequestId("r"), 4.0)[1] is None
+    return said
+
+
+TIMES: Final = {"pdcluster_queued_s": 2.0, "pdcluster_computed_s": 0.5}
+
+
+def test_prefill_tells_how_long_a_request_waited_and_was_computed() -> None:
+    assert times_told(to_wire(sealed(reservation(), SECRET))) == TIMES
+    assert times_told(to_wire(sealed(reservation(), SECRET)), is_scheduled=False) is None
+    assert times_told({}) is None
+    refused = times_told({"do_remote_decode": True})
+    assert refused is not None
+    assert refused == {"pdcluster_reason": refused["pdcluster_reason"], **TIMES}
 
 
 def test_a_request_that_has_ended_is_not_looked_at_again() -> None:

@@ -1,7 +1,9 @@
 """Prefill's words to the router, in the ``kv_transfer_params`` of its answer.
 
-{"pdcluster_queued_s": 0.12, "pdcluster_computed_s": 0.7}     the prompt is pushed
-{"pdcluster_reason": "...", ...}                              it was computed but not pushed
+    {"pdcluster_queued_s": 0.12, "pdcluster_computed_s": 0.7}     the prompt is pushed
+    {"pdcluster_reason": "...", ...}                              it was computed but not pushed
+
+A request that no step has computed has no times, and engines of an older release tell none.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pdcluster_protocol.errors import NO_JSON
 
 
 class PrefillAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Any field may be absent: older engines tell no times."""
+    """Any field may be absent."""
 
     pdcluster_reason: str = ""
     """Why nothing was pushed; empty: it was."""

@@ -8,7 +8,8 @@
     read: "body comes", turn: "waits for its turn", queue: "waits to be admitted",
     decode_sent: "decode's queue and reservation", reserved: "a prefill engine is chosen",
     prefills_locally: "decode computes the prompt", prefill_sent: "to prefill and back, or all of prefill",
-    prefill_queued: "prefill's queue", prefill_computes: "prefill's compute and push", prefill_replied: "rest of the push, first step", first_byte: "answer", failure: "after a failure",
+    prefill_queued: "prefill's queue", prefill_computes: "prefill's compute and push",
+    prefill_replied: "rest of the push, first step", first_byte: "answer", failure: "after a failure",
   };
   const byId = (id) => document.getElementById(id);
   const made = (tag, text = "", kind = "") => {
